@@ -1,0 +1,232 @@
+"""Tokens to block hashes: the chain by which vLLM names the blocks of its prefix cache.
+
+A block's digest is H((parent digest, token ids, extra keys)), chained from NONE_HASH over every full block
+(vLLM v1/core/kv_cache_utils.py `hash_block_tokens`). KV events and the index know a block by its key: the low
+64 bits of the digest (vLLM `maybe_convert_block_hash`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+"""The choices of `--prefix-caching-hash-algo`, as `vllm:cache_config_info` spells them."""
+
+DEFAULT_SEED = "vllm-none-hash"
+"""What vLLM >= 0.29 seeds sha256 and sha256_cbor with where PYTHONHASHSEED is unset. An xxhash engine then draws a
+random seed: its hashes can't be reproduced unless PYTHONHASHSEED is set there."""
+
+_PICKLE_PROTOCOL = 5  # pickle.HIGHEST_PROTOCOL of CPython 3.8 to 3.14, which is what vLLM asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """What separates equal tokens in the cache: the LoRA adapter in every block, the salt in the first one.
+
+    `lora_path` is the `root` of the adapter's card in /v1/models. Salts and adapters never share a block.
+    """
+
+    lora_name: str | None = None
+    lora_path: str | None = None
+    cache_salt: str | None = None
+
+    def keys(self, *, first: bool) -> tuple[tuple[str, ...], ...] | None:
+        """The extra keys of a block, tagged as vLLM >= 0.31 tags them; None where there are none."""
+        keys: list[tuple[str, ...]] = []
+        if self.lora_name is not None:
+            keys.append(("lora", _fresh(self.lora_name), _fresh(self.lora_path or "")))
+        if first and self.cache_salt:
+            keys.append(("cache_salt", _fresh(self.cache_salt)))
+        return tuple(keys) or None
+
+
+NO_EXTRA = Extra()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The keys of a prompt's full blocks, and what it takes to go on from there.
+
+    `keys`: one unsigned 64-bit integer per full block, in order. `block_size` and `length` are counted in tokens
+    (bytes where a `ByteHasher` made it); the last `length % block_size` of them belong to no block yet.
+    """
+
+    keys: list[int]
+    block_size: int
+    length: int
+    _hasher: _Links = field(repr=False, compare=False)
+    _extra: Extra = field(repr=False)
+    _digest: bytes = field(repr=False)
+    _tail: Sequence[int] = field(repr=False)
+
+    @property
+    def usable_blocks(self) -> int:
+        """The most blocks that this prompt can hit: vLLM always computes the last token itself."""
+        return max(self.length - 1, 0) // self.block_size
+
+    def extend(self, tokens: Sequence[int]) -> Chain:
+        """The chain of this prompt followed by `tokens` (same kind as the prompt's: ids, or bytes)."""
+        rest = [*self._tail, *tokens] if isinstance(tokens, list) else self._tail + tokens  # type: ignore[operator]
+        return _grow(
+            self._hasher, self.keys, self._digest, rest, self.block_size, self.length + len(tokens), self._extra
+        )
+
+
+class _Links(Protocol):
+    def links(
+        self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None
+    ) -> list[bytes]: ...
+
+
+class Hasher:
+    """vLLM's block hashes for one engine's algorithm and PYTHONHASHSEED.
+
+    Raises ValueError for an algorithm that vLLM doesn't know.
+    """
+
+    __slots__ = ("_digest", "_serialise", "algorithm", "none_hash", "seed")
+
+    def __init__(self, algorithm: str, seed: str | None = None) -> None:
+        if algorithm not in ALGORITHMS:
+            raise ValueError(f"unknown block hash algorithm {algorithm!r}, expected one of {', '.join(ALGORITHMS)}")
+        self.algorithm = algorithm
+        self.seed = DEFAULT_SEED if seed is None else seed
+        self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else xxhash.xxh3_128_digest
+        self._serialise: Callable[[object], bytes] = _cbor if algorithm.endswith("_cbor") else _pickle
+        self.none_hash: bytes = self._digest(self._serialise(self.seed))
+
+    def chain(self, tokens: Sequence[int], block_size: int, extra: Extra = NO_EXTRA) -> Chain:
+        """The chain of a prompt's token ids (each >= 0). `block_size` is the engine's hash block size, in tokens."""
+        return _grow(self, [], self.none_hash, tokens, block_size, len(tokens), extra)
+
+    def block(self, parent: bytes, tokens: Sequence[int], keys: tuple[Any, ...] | None = None) -> bytes:
+        """The digest of one block, with extra keys of any kind (multimodal items too) as vLLM builds them.
+
+        Strings that are one object on the engine must be one object here: pickle writes the second as a reference.
+        """
+        return self._digest(self._serialise((parent, tuple(tokens), keys)))
+
+    def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
+        """Digests of the full blocks of `tokens`, all with the same extra keys."""
+        digests = []
+        digest, serialise = self._digest, self._serialise
+        if serialise is _cbor:
+            head, size, ends = b"\x83" + _head(0x40, len(parent)), _head(0x80, block_size), _cbor(keys)
+            encoded = _ENCODED_INT.__getitem__
+            for start in range(0, len(tokens) - block_size + 1, block_size):
+                block = tokens[start : start + block_size]
+                parent = digest(b"".join((head, parent, size, *map(encoded, block), ends)))
+                digests.append(parent)
+        else:
+            for start in range(0, len(tokens) - block_size + 1, block_size):
+                parent = digest(serialise((parent, tuple(tokens[start : start + block_size]), keys)))
+                digests.append(parent)
+        return digests
+
+
+class ByteHasher:
+    """Chained blocks of bytes, for models whose tokenizer isn't at hand. Its keys mean nothing to an engine."""
+
+    __slots__ = ("none_hash",)
+
+    def __init__(self, seed: str | None = None) -> None:
+        self.none_hash: bytes = xxhash.xxh3_128_digest(_cbor(DEFAULT_SEED if seed is None else seed))
+
+    def chain(self, tokens: bytes, block_size: int, extra: Extra = NO_EXTRA) -> Chain:
+        """The chain of a prompt's bytes; `block_size` in bytes."""
+        return _grow(self, [], self.none_hash, tokens, block_size, len(tokens), extra)
+
+    def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
+        """Digests of the full blocks of `tokens`, all with the same extra keys."""
+        chunks, ends, digests = bytes(tokens), _cbor(keys), []
+        for start in range(0, len(chunks) - block_size + 1, block_size):
+            parent = xxhash.xxh3_128_digest(b"".join((parent, ends, chunks[start : start + block_size])))
+            digests.append(parent)
+        return digests
+
+
+def _grow(
+    hasher: _Links, keys: list[int], digest: bytes, rest: Sequence[int], block_size: int, length: int, extra: Extra
+) -> Chain:
+    if block_size < 1:
+        raise ValueError(f"block size must be at least 1, not {block_size}")
+    digests: list[bytes] = []
+    done = 0
+    if not keys and len(rest) >= block_size:
+        digests = hasher.links(digest, rest[:block_size], block_size, extra.keys(first=True))
+        digest, done = digests[0], block_size
+    digests += hasher.links(digest, rest[done:] if done else rest, block_size, extra.keys(first=False))
+    done = len(digests) * block_size
+    return Chain(
+        keys=keys + [int.from_bytes(d[-8:], "big") for d in digests],
+        block_size=block_size,
+        length=length,
+        _hasher=hasher,
+        _extra=extra,
+        _digest=digests[-1] if digests else digest,
+        _tail=rest[done:],
+    )
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _pickle(value: object) -> bytes:
+    return pickle.dumps(value, protocol=_PICKLE_PROTOCOL)
+
+
+def _fresh(text: str) -> str:
+    """An equal string that is its own object.
+
+    Name, path and salt reach the engine as separate objects, and pickle writes an object that it meets again as a
+    reference: equal strings that share an object here would give another digest.
+    """
+    return text[:1] + text[1:]
+
+
+def _cbor(value: object) -> bytes:
+    """Canonical CBOR (RFC 8949, section 4.2.1) of the few kinds that block hashes are made of."""
+    if value is None:
+        return b"\xf6"
+    if isinstance(value, int):
+        return _head(0x00, value) if value >= 0 else _head(0x20, -1 - value)
+    if isinstance(value, bytes):
+        return _head(0x40, len(value)) + value
+    if isinstance(value, str):
+        text = value.encode()
+        return _head(0x60, len(text)) + text
+    if isinstance(value, tuple | list):
+        return _head(0x80, len(value)) + b"".join(map(_cbor, value))
+    raise TypeError(f"no block hash is made of {type(value).__name__}")
+
+
+def _head(major: int, n: int) -> bytes:
+    """A CBOR item's head: its major type (upper three bits) and argument in the shortest form."""
+    if n < 24:
+        return bytes((major | n,))
+    for info, width in ((24, 1), (25, 2), (26, 4), (27, 8)):
+        if n < 1 << 8 * width:
+            return bytes((major | info,)) + n.to_bytes(width, "big")
+    raise ValueError(f"{n} is too large for a token id or a length")
+
+
+class _EncodedInts(dict[int, bytes]):
+    """Every token id met so far in CBOR: a look-up per token instead of a call. Bounded by the largest vocabularies."""
+
+    def __missing__(self, n: int) -> bytes:
+        encoded = _cbor(n)
+        if 0 <= n < 1 << 18:
+            self[n] = encoded
+        return encoded
+
+
+_ENCODED_INT = _EncodedInts()

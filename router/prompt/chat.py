@@ -1,0 +1,371 @@
+"""Chat messages to the text that the engine would tokenize."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import deque
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from jinja2.parser import Parser
+
+
+class TemplateError(Exception):
+    """The messages can't be rendered: the template refuses them, or they aren't what a chat is made of."""
+
+
+class ChatTemplate:
+    """A model's chat template(s), rendered as vLLM and transformers render them.
+
+    `templates`: Jinja source by name; "default" serves all but requests with tools where there is a "tool_use".
+    `special_tokens`: text by role ("bos_token", ...), which templates may use.
+    """
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        template: str | None = None,
+    ) -> str:
+        """The prompt's text.
+
+        `extra`: the request's `chat_template_kwargs`; they win over special tokens and lose to nothing but the
+        arguments here. `template`: Jinja source from the request, in place of the model's. Raises TemplateError.
+        """
+        compiled = _compiled(template if template is not None else self._source(tools))
+        chat = conversation(messages, compiled.content_format)
+        if not compiled.knows_developer and any(m["role"] == "developer" for m in chat):
+            chat = _developer_as_system(chat)
+        if continue_final_message:
+            return compiled.render_open(chat, self._variables(tools, add_generation_prompt, extra))
+        return compiled.render(chat, self._variables(tools, add_generation_prompt, extra))
+
+    def _source(self, tools: list[Any] | None) -> str:
+        if tools is not None and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        raise TemplateError(f"the chat template has no default, only {', '.join(sorted(self._templates))}")
+
+    def _variables(
+        self, tools: list[Any] | None, add_generation_prompt: bool, extra: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        return {
+            "documents": None,
+            **self._special_tokens,
+            **(extra or {}),
+            "tools": None if tools is None else [_tool(t) for t in tools],
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+
+def conversation(messages: Sequence[Any], content_format: Literal["string", "openai"]) -> list[dict[str, Any]]:
+    """Messages as templates see them (vLLM renderers/chat_utils.py `parse_chat_messages`). Raises TemplateError.
+
+    Text parts are joined by line feeds in the "string" format and stay a list of parts in the "openai" one. Arguments
+    of tool calls, JSON text in a request, become objects.
+    """
+    return [_message(m, content_format) for m in messages]
+
+
+def _message(message: object, content_format: Literal["string", "openai"]) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
+        raise TemplateError("a message is an object with a role")
+    content = message.get("content")
+    parts = [] if content is None else [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        raise TemplateError("a message's content is text or a list of parts")
+    texts = [p for p in map(_text_part, parts) if p is not None]
+    if role == "system":
+        texts = _without_billing_header(texts)
+    seen: dict[str, Any] = {"role": role}
+    if content_format == "string" or role == "tool":
+        seen["content"] = "\n".join(p["text"] for p in texts)
+    else:
+        seen["content"] = texts
+    if role == "assistant":
+        if calls := _tool_calls(message.get("tool_calls")):
+            seen["tool_calls"] = calls
+        reasoning = message.get("reasoning")
+        if reasoning is None:
+            reasoning = message.get("reasoning_content")
+        if reasoning is not None:
+            seen["reasoning"] = seen["reasoning_content"] = reasoning
+    elif role == "tool" and "tool_call_id" in message:
+        seen["tool_call_id"] = message["tool_call_id"]
+    for name in ("name", "task"):
+        if isinstance(message.get(name), str):
+            seen[name] = message[name]
+    if role == "developer":
+        seen["tools"] = message.get("tools")
+    return seen
+
+
+_TEXT_OF_PART = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+
+
+def _text_part(part: object) -> dict[str, Any] | None:
+    """One content part as {"type": "text", "text": ...}; None for a part that has no text in it."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict) or (member := _TEXT_OF_PART.get(str(part.get("type")))) is None:
+        raise TemplateError("only text can be read here; images, audio and other parts are the engine's to expand")
+    text = part.get(member)
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TemplateError("a text part's text is a string")
+    return {"type": "text", "text": text}
+
+
+def _without_billing_header(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drop the first line of a system text that some coding agents change with every request; vLLM drops it too."""
+    kept = []
+    for part in parts:
+        if part["text"].startswith("x-anthropic-billing-header"):
+            rest = part["text"].partition("\n")[2]
+            if not rest:
+                continue
+            part = {**part, "text": rest}
+        kept.append(part)
+    return kept
+
+
+def _tool_calls(calls: object) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        return []
+    seen = []
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
+            raise TemplateError("a tool call is an object with a function")
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                arguments = {}
+        seen.append({**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}})
+    return seen
+
+
+def _tool(tool: object) -> object:
+    """A tool with the members that vLLM's request model gives it, in its order."""
+    if not isinstance(tool, dict) or not isinstance(function := tool.get("function"), dict):
+        return tool
+    seen: dict[str, Any] = {name: function.get(name) for name in ("name", "description", "parameters")}
+    seen.update({name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None})
+    defer = tool.get("defer_loading")
+    if defer is not None:
+        seen.setdefault("defer_loading", defer)
+    whole: dict[str, Any] = {"type": tool.get("type", "function"), "function": seen}
+    if defer is not None:
+        whole["defer_loading"] = defer
+    return whole
+
+
+def _developer_as_system(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For templates that don't know the role: developer messages are system ones, all of them merged into the first."""
+    systems: list[str] = []
+    rest: list[dict[str, Any]] = []
+    scattered = False
+    for i, message in enumerate(chat):
+        if message["role"] not in ("developer", "system"):
+            rest.append(message)
+            continue
+        scattered = scattered or i > 0 or bool(systems)
+        content = message["content"]
+        systems.append(content if isinstance(content, str) else "\n".join(p["text"] for p in content))
+    if not scattered:
+        return [
+            {k: v for k, v in m.items() if k != "tools"} | {"role": "system"} if m["role"] == "developer" else m
+            for m in chat
+        ]
+    return [{"role": "system", "content": "\n\n".join(filter(None, systems))}, *rest]
+
+
+_OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class _Compiled:
+    """One template's source, compiled, with what its syntax tree tells about it."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            tree = environment.parse(source)
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the chat template isn't valid Jinja: {error}") from error
+        self.content_format: Literal["string", "openai"] = "openai" if _loops_over_content(tree) else "string"
+        self.knows_developer = '"developer"' in source or "'developer'" in source
+
+    def render(self, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        try:
+            return self._template.render(messages=chat, **variables)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise TemplateError(f"the chat template refuses this chat: {error}") from error
+        except RecursionError as error:
+            raise TemplateError("the chat is nested too deep for its template") from error
+
+    def render_open(self, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The text up to the end of the last message's content, which the engine is to continue."""
+        chat = copy.deepcopy(chat)
+        content = chat[-1].get("content")
+        if isinstance(content, list):
+            if not content:
+                raise TemplateError("the final message has no text to continue")
+            final = content[-1]["text"]
+            content[-1]["text"] += _OPEN_END
+        elif isinstance(content, str):
+            final = content
+            chat[-1]["content"] += _OPEN_END
+        else:
+            raise TemplateError("the final message has no content to continue")
+        text = self.render(chat, variables)
+        at = text.rfind(_OPEN_END.strip())
+        if at < 0 or final.strip() not in text:
+            raise TemplateError("the chat template changes the final message, so it can't be continued")
+        whole = text[at : at + len(_OPEN_END)] == _OPEN_END
+        return text[:at] if whole else text[:at].rstrip()
+
+
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> _Compiled:
+    return _Compiled(source)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training; rendering passes them through."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name and shape that jinja2 asks for
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_words"), [], [], body).set_lineno(line)
+
+    def _words(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)  # local time, as the engine gives it
+
+
+# How a template reads content decides which format vLLM hands it (renderers/hf.py `_detect_content_format`): a loop
+# over message content, directly or through a macro's parameter, asks for the list of parts.
+
+
+def _loops_over_content(tree: nodes.Template) -> bool:
+    messages = _names_of(tree, "messages")
+    loops = list(tree.find_all(nodes.For))
+    message_names = {
+        loop.target.name
+        for loop in loops
+        if isinstance(loop.target, nodes.Name) and any(_reads(loop.iter, name) for name in messages)
+    }
+    in_macros: dict[int, set[str]] = {}
+    for macro in tree.find_all(nodes.Macro):
+        given = set(_content_parameters(tree, macro, message_names))
+        for loop in macro.find_all(nodes.For):
+            if given or id(loop) not in in_macros:
+                in_macros[id(loop)] = given
+    for loop in loops:
+        if any(_reads(loop.iter, name, "content") for name in message_names):
+            return True
+        if isinstance(loop.iter, nodes.Name):
+            given_here = in_macros.get(id(loop))
+            if loop.iter.name in (given_here or ()) or (given_here is None and loop.iter.name == "content"):
+                return True
+    return False
+
+
+def _content_parameters(tree: nodes.Template, macro: nodes.Macro, message_names: set[str]) -> Iterator[str]:
+    """Parameters of a macro that some call gives a message's content."""
+    parameters = [a.name for a in macro.args]
+    for call in tree.find_all(nodes.Call):
+        if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
+            continue
+        given = [
+            *zip(parameters, call.args, strict=False),
+            *((k.key, k.value) for k in call.kwargs if k.key in parameters),
+        ]
+        for parameter, value in given:
+            if any(_reads(value, name, "content") for name in message_names):
+                yield parameter
+
+
+def _names_of(tree: nodes.Template, name: str) -> list[str]:
+    """`name` and every variable that is assigned from it or from a slice of it."""
+    names, waiting = [name], deque([name])
+    while waiting:
+        source = waiting.popleft()
+        for assign in tree.find_all(nodes.Assign):
+            target = assign.target
+            if isinstance(target, nodes.Name) and target.name not in names and _reads(assign.node, source):
+                names.append(target.name)
+                waiting.append(target.name)
+    return names
+
+
+def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
+    """Whether an expression is the variable `name` (or its member `key`), filtered, tested or sliced."""
+    if isinstance(node, nodes.Filter | nodes.Test):
+        return _reads(node.node, name, key)
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        return _reads(node.node, name, key)
+    if key is None:
+        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == key and _reads(node.node, name)
+    return isinstance(node, nodes.Getattr) and node.attr == key and _reads(node.node, name)

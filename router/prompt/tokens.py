@@ -1,0 +1,124 @@
+"""Text to token ids and back, from a model's own tokenizer files."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from router.prompt.chat import ChatTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class TokenizerError(Exception):
+    """A tokenizer directory can't be used; the message is one line that names the file and what is wrong with it."""
+
+
+class Tokenizer:
+    """One model's tokenizer and chat template.
+
+    Loaded from a local directory that has tokenizer.json, as every model repository with a fast tokenizer does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: tokenizers.Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        # A prompt is never cut or padded to the length that some training run once set.
+        engine.no_truncation()
+        engine.no_padding()
+        self._engine = engine
+        self.name = name
+        self.vocab_size: int = engine.get_vocab_size(with_added_tokens=True)
+        self.chat_template = chat_template
+        self.eos_token_ids = eos_token_ids
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Load tokenizer.json, tokenizer_config.json, chat_template.jinja and the generation config of `directory`.
+
+        Only tokenizer.json is needed. Raises TokenizerError.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerError(f"no tokenizer at {directory}: tokenizer.json is missing")
+        try:
+            engine = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+        config = _read_object(directory / "tokenizer_config.json")
+        special = _special_tokens(config)
+        ids = {engine.token_to_id(special["eos_token"])} if "eos_token" in special else set()
+        for name in ("generation_config.json", "config.json"):
+            found = _read_object(directory / name).get("eos_token_id")
+            ids.update(found if isinstance(found, list) else [found])
+        return cls(
+            str(directory),
+            engine,
+            chat_template=_chat_template(directory, config, special),
+            eos_token_ids=frozenset(i for i in ids if isinstance(i, int)),
+        )
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. Special tokens spelled out in it count as such, as they do in the engine.
+
+        Raises ValueError for text that isn't Unicode (lone surrogates).
+        """
+        try:
+            ids: list[int] = self._engine.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise ValueError("text with lone surrogates has no tokens") from error
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        text: str = self._engine.decode(list(ids), skip_special_tokens=False)
+        return text
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} holds no JSON object")
+    return value
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Special tokens by role ("bos_token", ...), each a string or an added token written out as an object."""
+    special = {}
+    for role, token in config.items():
+        content = token.get("content") if isinstance(token, dict) else token
+        if role.endswith("_token") and isinstance(content, str):
+            special[role] = content
+    return special
+
+
+def _chat_template(directory: Path, config: dict[str, Any], special: dict[str, str]) -> ChatTemplate | None:
+    """chat_template.jinja wins over the config's `chat_template`, which may be a list of named ones."""
+    named: dict[str, str] = {}
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        named["default"] = given
+    elif isinstance(given, list):
+        named.update(
+            {t["name"]: t["template"] for t in given if isinstance(t, dict) and {"name", "template"} <= t.keys()}
+        )
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        named["default"] = path.read_text(encoding="utf-8")
+    for extra in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+        named[extra.stem] = extra.read_text(encoding="utf-8")
+    return ChatTemplate(named, special) if named else None
