@@ -1,0 +1,127 @@
+"""`python -m bench COMMAND`: every command is bounded, seeded, and leaves no process behind."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from bench import demo, hit_rate
+from bench.processes import StartError
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    try:
+        sys.exit(run_until_signal(arguments.run(arguments)))
+    except (StartError, demo.PortTakenError, OSError, ValueError) as error:
+        sys.exit(f"bench: {error}")
+
+
+def run_until_signal(work: Coroutine[Any, Any, int]) -> int:
+    """Run `work`; on SIGINT, SIGTERM or SIGHUP cancel it, let it clean up, and return 128 + the signal's number."""
+    received: list[signal.Signals] = []
+
+    async def watched() -> int:
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+
+        def stop(number: signal.Signals) -> None:
+            # Once: the clean-up that follows is bounded, and a second Ctrl-C must not cut it short.
+            if not received:
+                task.cancel()
+            received.append(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop, number)
+        return await task
+
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        return 128 + received[0] if received else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure warmroute on this machine, without a GPU."
+    )
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    rates = commands.add_parser(
+        "hit-rate",
+        help="hit rate, TTFT and balance of each policy on the same chat workload, beside the ceilings",
+        description=hit_rate.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    rates.add_argument("--replicas", type=_positive, default=4, help="fake replicas behind the router")
+    rates.add_argument(
+        "--sessions", type=_positives, default="32", metavar="N[,N...]", help="conversations; a list runs each"
+    )
+    rates.add_argument("--turns", type=_positive, default=6, help="user messages in a conversation")
+    rates.add_argument("--system-chars", type=_natural, default=4000, help="length of the system prompt all share")
+    rates.add_argument(
+        "--policies",
+        type=_names,
+        default=f"round_robin,least_load,{hit_rate.DEFAULT_POLICY}",
+        metavar="NAME[,NAME...]",
+        help="the router's policies to compare",
+    )
+    rates.add_argument("--check", action="store_true", help=f"exit 1 where {hit_rate.DEFAULT_POLICY} misses the bar")
+    _common(rates)
+    rates.set_defaults(run=hit_rate.run)
+
+    show = commands.add_parser(
+        "demo",
+        help="replicas, router and a chat load, live in the terminal, with round robin beside it",
+        description=demo.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    show.add_argument("--port", type=_port, default=8080, help="where the router listens")
+    show.add_argument("--seconds", type=_seconds, default=None, help="end after this long (default: on Ctrl-C)")
+    show.add_argument("--seed", type=int, default=0, help="of the workload")
+    show.set_defaults(run=demo.run)
+    return top
+
+
+def _common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seed", type=int, default=0, help="of the workload")
+    command.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    command.add_argument("--out", type=Path, metavar="DIR", help="write the JSON and a picture here")
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port (1 to 65535)")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return number
+
+
+def _positives(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

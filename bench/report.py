@@ -1,0 +1,103 @@
+"""How results reach people and programs: a table, a picture, one JSON object. Progress goes to standard error."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from bench.hit_rate import Result
+
+_WIDTH = 120
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(document: dict[str, object]) -> None:
+    print(json.dumps(document))
+
+
+def write_json(document: dict[str, object], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def table(results: Sequence["Result"]) -> None:
+    """Print one row a result, and under each number of sessions what any routing could have reached."""
+    # Wide enough for every column also where the output goes to a file.
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    for sessions in dict.fromkeys(result.sessions for result in results):
+        of_these = [result for result in results if result.sessions == sessions]
+        shown = Table(title=f"{sessions} sessions, {of_these[0].requests} requests", title_justify="left")
+        shown.add_column("policy")
+        for column in (
+            "hit rate",
+            "of oracle",
+            "TTFT mean",
+            "p50",
+            "p90",
+            "requests per replica",
+            "busiest/mean",
+            "failed",
+        ):
+            shown.add_column(column, justify="right")
+        for result in of_these:
+            shown.add_row(
+                result.policy,
+                f"{result.hit_rate:.1%}",
+                f"{result.of_oracle:.3f}",
+                f"{result.ttft_mean_ms:.0f} ms",
+                f"{result.ttft_p50_ms:.0f} ms",
+                f"{result.ttft_p90_ms:.0f} ms",
+                " ".join(str(count) for count in result.shares.values()),
+                f"{result.busiest_over_mean:.2f}",
+                str(result.failed),
+            )
+        console.print(shown)
+        best = of_these[-1].ceilings
+        console.print(
+            f"ceilings ({of_these[-1].policy}'s run): infinite cache {best.infinite:.1%}, "
+            f"pooled LRU {best.pooled_lru:.1%}, greedy oracle {best.greedy_oracle:.1%}\n"
+        )
+
+
+def picture(results: Sequence["Result"], path: Path) -> None:
+    """Draw hit rate beside its ceiling, TTFT and balance, one group of bars for each number of sessions."""
+    # A picture into a file needs no display, and the bench must not need one.
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    from matplotlib import pyplot
+
+    sessions = list(dict.fromkeys(result.sessions for result in results))
+    policies = list(dict.fromkeys(result.policy for result in results))
+    found = {(result.policy, result.sessions): result for result in results}
+    figure, (rates, ttft, balance) = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    width = 0.8 / len(policies)
+    for place, policy in enumerate(policies):
+        runs = [found[policy, count] for count in sessions]
+        xs = [group + (place - (len(policies) - 1) / 2) * width for group in range(len(sessions))]
+        rates.bar(xs, [run.hit_rate * 100 for run in runs], width, label=policy)
+        for x, run in zip(xs, runs, strict=True):
+            edges = (x - width / 2, x + width / 2)
+            label = "greedy oracle" if place == 0 and x == xs[0] else None
+            rates.hlines(run.ceilings.greedy_oracle * 100, *edges, colors="black", linewidth=1.5, label=label)
+        ttft.bar(xs, [run.ttft_mean_ms for run in runs], width, label=policy)
+        ttft.scatter(xs, [run.ttft_p90_ms for run in runs], marker="_", color="black", label=None if place else "p90")
+        balance.bar(xs, [run.busiest_over_mean for run in runs], width, label=policy)
+    rates.set(title="prefix-cache hit rate", ylabel="% of prompt tokens", ylim=(0, 100))
+    ttft.set(title="time to first token, mean", ylabel="ms")
+    balance.set(title="busiest replica over the mean", ylabel="1.0 is even")
+    balance.axhline(1.0, color="black", linewidth=0.8)
+    for axes in (rates, ttft, balance):
+        axes.set_xticks(range(len(sessions)), [f"{count} sessions" for count in sessions])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
