@@ -106,7 +106,11 @@ async def _show(
 ) -> None:
     """Draw until cancelled: in place on a terminal, every few seconds elsewhere. Raises StartError if a child ends."""
     with contextlib.ExitStack() as stack:
-        live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
+        live = (
+            stack.enter_context(Live(console=console, auto_refresh=False, transient=True))
+            if console.is_terminal
+            else None
+        )
         ticks = 0
         while True:
             ended = processes.ended()
@@ -129,19 +133,23 @@ async def _scrape(session: aiohttp.ClientSession, side: Side) -> None:
 
 
 def screen(warm: Side, plain: Side) -> Group:
-    """Return what the terminal shows: the router's replicas, the comparison, and how to try it oneself."""
-    replicas = Table(title=f"{CHATS} chats at a time through warmroute", title_justify="left", expand=False)
+    """Return what the terminal shows meanwhile: what the replicas do, the comparison, and how to try it oneself."""
+    return Group(_replicas(warm), comparison(warm, plain), _try_it(warm))
+
+
+def _replicas(side: Side) -> Table:
+    replicas = Table(title=f"{CHATS} chats at a time through {side.name}", title_justify="left", expand=False)
     replicas.add_column("replica", no_wrap=True)
     for column in ("requests", "in flight", "waiting", "KV use", "hit rate"):
         replicas.add_column(column, justify="right", no_wrap=True)
-    for url in warm.replicas:
-        seen = warm.metrics.get(url)
+    for url in side.replicas:
+        seen = side.metrics.get(url)
         if seen is None:
             replicas.add_row(url, *["-"] * 5)
             continue
         kv, hits = f"{seen.kv_usage:.1%}", f"{seen.hit_rate:.1%}"
         replicas.add_row(url, str(seen.requests), str(seen.in_flight), str(seen.waiting), kv, hits)
-    return Group(replicas, comparison(warm, plain), _try_it(warm))
+    return replicas
 
 
 def comparison(*sides: Side) -> Table:
@@ -162,18 +170,18 @@ def comparison(*sides: Side) -> Table:
 
 
 def _try_it(side: Side) -> Text:
-    body = f'{{"model": "{MODEL}", "max_tokens": 16, "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return Text.assemble(
         ("The router listens on ", "dim"),
         side.router,
         (". Try it from another terminal:\n", "dim"),
-        f"curl {side.router}/v1/chat/completions -H 'content-type: application/json' \\\n  -d '{body}'\n",
+        f"curl {side.router}/v1/chat/completions -H 'content-type: application/json' -d \\\n",
+        f'  \'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n',
         ("Ctrl-C ends it all.", "dim"),
     )
 
 
 def _outcome(warm: Side, plain: Side) -> list[object]:
-    lines: list[object] = [comparison(warm, plain)]
+    lines: list[object] = [_replicas(warm), comparison(warm, plain)]
     lines += [f"{side.name}: the last failure was: {side.failed[-1].error}" for side in (warm, plain) if side.failed]
     if warm.answered and plain.answered:
         lines.append(f"hit rate: {warm.hit_rate:.1%} with warmroute, {plain.hit_rate:.1%} under round robin")

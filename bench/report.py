@@ -79,25 +79,23 @@ def picture(results: Sequence["Result"], path: Path) -> None:
     found = {(result.policy, result.sessions): result for result in results}
     figure, (rates, ttft, balance) = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
     width = 0.8 / len(policies)
+    marks = {"color": "black", "marker": "_", "s": 700 * width, "zorder": 3}
     for place, policy in enumerate(policies):
         runs = [found[policy, count] for count in sessions]
         xs = [group + (place - (len(policies) - 1) / 2) * width for group in range(len(sessions))]
-        rates.bar(xs, [run.hit_rate * 100 for run in runs], width, label=policy)
-        for x, run in zip(xs, runs, strict=True):
-            edges = (x - width / 2, x + width / 2)
-            label = "greedy oracle" if place == 0 and x == xs[0] else None
-            rates.hlines(run.ceilings.greedy_oracle * 100, *edges, colors="black", linewidth=1.5, label=label)
-        ttft.bar(xs, [run.ttft_mean_ms for run in runs], width, label=policy)
-        ttft.scatter(xs, [run.ttft_p90_ms for run in runs], marker="_", color="black", label=None if place else "p90")
-        balance.bar(xs, [run.busiest_over_mean for run in runs], width, label=policy)
-    rates.set(title="prefix-cache hit rate", ylabel="% of prompt tokens", ylim=(0, 100))
-    ttft.set(title="time to first token, mean", ylabel="ms")
-    balance.set(title="busiest replica over the mean", ylabel="1.0 is even")
+        rates.bar(xs, [run.hit_rate * 100 for run in runs], width * 0.94, label=policy)
+        rates.scatter(xs, [run.ceilings.greedy_oracle * 100 for run in runs], **marks)
+        ttft.bar(xs, [run.ttft_mean_ms for run in runs], width * 0.94)
+        ttft.scatter(xs, [run.ttft_p90_ms for run in runs], **marks)
+        balance.bar(xs, [run.busiest_over_mean for run in runs], width * 0.94)
+    rates.set(title="prefix-cache hit rate (line: greedy oracle)", ylabel="% of prompt tokens", ylim=(0, 100))
+    ttft.set(title="time to first token, mean (line: p90)", ylabel="ms")
+    balance.set(title="requests of the busiest replica over the mean", ylabel="1.0 is even")
     balance.axhline(1.0, color="black", linewidth=0.8)
     for axes in (rates, ttft, balance):
         axes.set_xticks(range(len(sessions)), [f"{count} sessions" for count in sessions])
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize="small")
+    figure.legend(loc="outside lower center", ncols=len(policies), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -80,7 +80,7 @@ def test_the_oracle_follows_the_longest_match_and_breaks_ties_by_requests() -> N
 
 
 def test_the_oracle_never_spreads_a_shared_prefix() -> None:
-    # All share block 1: greedy sends all to one replica, whose pool of 3 then thrashes, where two pools in one would not.
+    # All share block 1: greedy sends all to one replica, whose pool of 3 then thrashes; two pools in one would not.
     run = [ask(1, 2, 20), ask(1, 3, 30), ask(1, 2, 20), ask(1, 3, 30)]
     result = rates(run, replicas=2, pool_blocks=3)
     assert result.infinite == result.pooled_lru == (4 + 8 + 8) / 48
