@@ -90,7 +90,7 @@ def picture(results: Sequence["Result"], path: Path) -> None:
         balance.bar(xs, [run.busiest_over_mean for run in runs], width * 0.94)
     rates.set(title="prefix-cache hit rate (line: greedy oracle)", ylabel="% of prompt tokens", ylim=(0, 100))
     ttft.set(title="time to first token, mean (line: p90)", ylabel="ms")
-    balance.set(title="requests of the busiest replica over the mean", ylabel="1.0 is even")
+    balance.set(title="busiest replica over the mean, in requests", ylabel="1.0 is even")
     balance.axhline(1.0, color="black", linewidth=0.8)
     for axes in (rates, ttft, balance):
         axes.set_xticks(range(len(sessions)), [f"{count} sessions" for count in sessions])
