@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,10 +109,9 @@ class Hasher:
         return _grow(self, [], self.none_hash, tokens, block_size, len(tokens), extra)
 
     def block(self, parent: bytes, tokens: Sequence[int], keys: tuple[Any, ...] | None = None) -> bytes:
-        """The digest of one block, with extra keys of any kind (multimodal items too) as vLLM builds them.
-
-        Strings that are one object on the engine must be one object here: pickle writes the second as a reference.
-        """
+        """The digest of one block with extra keys of any kind, tagged: (("mm", identifier, offset), ...)."""
+        if keys is not None:
+            keys = tuple((sys.intern(tag), *map(_fresh, values)) for tag, *values in keys)
         return self._digest(self._serialise((parent, tuple(tokens), keys)))
 
     def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
@@ -184,13 +184,13 @@ def _pickle(value: object) -> bytes:
     return pickle.dumps(value, protocol=_PICKLE_PROTOCOL)
 
 
-def _fresh(text: str) -> str:
-    """An equal string that is its own object.
+def _fresh(value: Any) -> Any:
+    """An equal string that is its own object; other values as they are.
 
-    Name, path and salt reach the engine as separate objects, and pickle writes an object that it meets again as a
-    reference: equal strings that share an object here would give another digest.
+    Tags are constants of the engine, so they are one object each; names, paths and salts reach it as separate objects.
+    Pickle writes an object that it meets again as a reference, so both kinds must be alike here.
     """
-    return text[:1] + text[1:]
+    return value[:1] + value[1:] if isinstance(value, str) else value
 
 
 def _cbor(value: object) -> bytes:

@@ -48,8 +48,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text.
 
-        `extra`: the request's `chat_template_kwargs`; they win over special tokens and lose to nothing but the
-        arguments here. `template`: Jinja source from the request, in place of the model's. Raises TemplateError.
+        `extra`: the request's `chat_template_kwargs`, which win over special tokens and `tools`. `template`: Jinja
+        source from the request, in place of the model's. Raises TemplateError.
         """
         compiled = _compiled(template if template is not None else self._source(tools))
         chat = conversation(messages, compiled.content_format)
@@ -69,11 +69,14 @@ class ChatTemplate:
     def _variables(
         self, tools: list[Any] | None, add_generation_prompt: bool, extra: Mapping[str, Any] | None
     ) -> dict[str, Any]:
+        # None and "auto" count as not given (vLLM renderers/params.py `merge_kwargs`).
+        given = {k: v for k, v in (extra or {}).items() if v is not None and v != "auto"}
+        dumped = None if tools is None else [_tool(t) for t in tools]
         return {
             "documents": None,
+            "tools": dumped,
             **self._special_tokens,
-            **(extra or {}),
-            "tools": None if tools is None else [_tool(t) for t in tools],
+            **given,
             "add_generation_prompt": add_generation_prompt,
         }
 
@@ -94,9 +97,9 @@ def _message(message: object, content_format: Literal["string", "openai"]) -> di
     parts = [] if content is None else [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
         raise TemplateError("a message's content is text or a list of parts")
-    texts = [p for p in map(_text_part, parts) if p is not None]
     if role == "system":
-        texts = _without_billing_header(texts)
+        parts = _without_billing_header(parts)
+    texts = [p for p in map(_text_part, parts) if p is not None]
     seen: dict[str, Any] = {"role": role}
     if content_format == "string" or role == "tool":
         seen["content"] = "\n".join(p["text"] for p in texts)
@@ -143,16 +146,17 @@ def _text_part(part: object) -> dict[str, Any] | None:
     return {"type": "text", "text": text}
 
 
-def _without_billing_header(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_billing_header(parts: list[Any]) -> list[Any]:
     """Drop the first line of a system text that some coding agents change with every request; vLLM drops it too."""
-    kept = []
+    kept: list[Any] = []
     for part in parts:
-        if part["text"].startswith("x-anthropic-billing-header"):
-            rest = part["text"].partition("\n")[2]
-            if not rest:
-                continue
-            part = {**part, "text": rest}
-        kept.append(part)
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
+        if isinstance(text, str) and text.startswith("x-anthropic-billing-header"):
+            rest = text.partition("\n")[2]
+            if rest:
+                kept.append({"type": "text", "text": rest})
+        else:
+            kept.append(part)
     return kept
 
 

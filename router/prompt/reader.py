@@ -127,7 +127,10 @@ class Reader:
         if self.tokenizer.chat_template is None:
             raise PromptError(f"the tokenizer at {self.tokenizer.name} has no chat template")
         extra: dict[str, Any] = dict(ask.chat_template_kwargs)
-        extra["documents"] = ask.documents
+        if not extra.keys().isdisjoint(("chat_template", "tokenize")):
+            raise PromptError("chat_template_kwargs steers the engine's own rendering")
+        if ask.documents is not None:
+            extra["documents"] = ask.documents
         if ask.reasoning_effort is not None:
             extra["reasoning_effort"] = ask.reasoning_effort
             extra.setdefault("enable_thinking", ask.reasoning_effort != "none")

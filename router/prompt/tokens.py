@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
+import tokenizers.processors
 
 from router.prompt.chat import ChatTemplate
 
@@ -55,7 +56,8 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
         config = _read_object(directory / "tokenizer_config.json")
-        special = _special_tokens(config)
+        special = _special_tokens(_read_object(directory / "special_tokens_map.json") | config)
+        _add_bounds(engine, config, special)
         ids = {engine.token_to_id(special["eos_token"])} if "eos_token" in special else set()
         for name in ("generation_config.json", "config.json"):
             found = _read_object(directory / name).get("eos_token_id")
@@ -104,6 +106,23 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if role.endswith("_token") and isinstance(content, str):
             special[role] = content
     return special
+
+
+def _add_bounds(engine: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
+    """Begin and end texts as the config asks; where it says nothing, tokenizer.json has the word.
+
+    transformers: tokenization_utils_tokenizers.py `update_post_processor`.
+    """
+    if "add_bos_token" not in config and "add_eos_token" not in config and engine.post_processor is not None:
+        return
+    before = special.get("bos_token") if config.get("add_bos_token") else None
+    after = special.get("eos_token") if config.get("add_eos_token") else None
+    bounds = [(token, engine.token_to_id(token)) for token in (before, after) if token is not None]
+    if any(token_id is None for _, token_id in bounds):
+        return
+    engine.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[*([before] if before else []), "$A", *([after] if after else [])], special_tokens=bounds
+    )
 
 
 def _chat_template(directory: Path, config: dict[str, Any], special: dict[str, str]) -> ChatTemplate | None:
