@@ -101,13 +101,14 @@ def without_hand_off(body: bytes) -> bytes:
         return body
     text, codec, every = members
     cut: list[tuple[int, int]] = []
-    kept_before = False
-    for i, member in enumerate(every):
+    comma_of_last_kept: int | None = None
+    for member in every:
         if member.name not in HAND_OFF_KEYS:
-            kept_before = True
+            comma_of_last_kept = member.comma
             continue
         cut.append((member.start, member.end))
-        comma = every[i - 1].comma if kept_before else member.comma
+        # A last member has no comma of its own: the one that led to it goes.
+        comma = comma_of_last_kept if member.comma is None else member.comma
         if comma is not None:
             cut.append((comma, comma + 1))
     pieces, done = [], 0
