@@ -101,7 +101,9 @@ def _message(message: object, content_format: Literal["string", "openai"]) -> di
         parts = _without_billing_header(parts)
     texts = [p for p in map(_text_part, parts) if p is not None]
     seen: dict[str, Any] = {"role": role}
-    if content_format == "string" or role == "tool":
+    if content_format == "string":
+        seen["content"] = "\n".join(p["text"] for p in texts if p["text"])
+    elif role == "tool":
         seen["content"] = "\n".join(p["text"] for p in texts)
     else:
         seen["content"] = texts

@@ -1,0 +1,270 @@
+"""Builds the parts, gives each what it needs, starts them in order and stops them in the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+from prometheus_client.core import GaugeMetricFamily
+
+from router.choose.policies import policy
+from router.config import ConfigError, Settings
+from router.fleet.discovery import Fleet
+from router.fleet.probe import Probe
+from router.fleet.rates import Rates
+from router.fleet.replica import State
+from router.index.memory import Index
+from router.journey import Journey
+from router.prompt.readers import Readers
+from router.prompt.tokens import TokenizerError
+from router.telemetry import Telemetry
+from router.wire.attempts import Patience
+from router.wire.front import Door, Limits
+from router.wire.own import Own
+from router.wire.upstream import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from router.fleet.replica import Replica
+
+log = logging.getLogger("warmroute")
+
+# Memory of one block in the index: key, value and their place in a dict (measured on CPython 3.11 to 3.13).
+BLOCK_BYTES = 110
+
+
+class Router:
+    """A running router. `async with Router(settings) as router:` serves until the block is left."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError for settings that cannot work on this machine."""
+        self.settings = settings
+        try:
+            self.readers = Readers(settings.prompt.tokenizer)
+        except TokenizerError as error:
+            raise ConfigError(f"--tokenizer {settings.prompt.tokenizer}: {error}") from None
+        self._probe_headers: dict[str, str] = {}
+        if settings.fleet.api_key_file:
+            try:
+                key = Path(settings.fleet.api_key_file).read_text().strip()
+            except OSError as error:
+                raise ConfigError(f"--api-key-file {settings.fleet.api_key_file}: {error.strerror}") from None
+            self._probe_headers["Authorization"] = f"Bearer {key}"
+        self.fleet = Fleet(settings.replicas)
+        self.index = Index()
+        self.rates = Rates(settings.choice.prefill_tokens_per_second)
+        self.telemetry = Telemetry()
+        self.telemetry.gauges(self._gauges)
+        self.address = ("", 0)
+        self._stack = AsyncExitStack()
+        self._pools: dict[str, Pool] = {}
+        self._probes: list[Probe] = []
+        self.door: Door | None = None
+
+    async def __aenter__(self) -> Router:
+        settings = self.settings
+        fleet, listen = settings.fleet, settings.listen
+        for replica in self.fleet:
+            self.index.size(replica.name, settings.choice.default_pool_blocks)
+            self._pools[replica.name] = Pool(
+                replica.address,
+                connect_seconds=fleet.connect_timeout_seconds,
+                idle_seconds=fleet.upstream_idle_seconds,
+            )
+        journey = Journey(
+            fleet=self.fleet,
+            pools=self._pools,
+            readers=self.readers,
+            index=self.index,
+            rates=self.rates,
+            policy=policy(settings.choice.policy, tie_band_ms=settings.choice.tie_band_ms),
+            telemetry=self.telemetry,
+            patience=Patience(fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds),
+            max_attempts=fleet.max_attempts,
+            hash_seed=settings.prompt.hash_seed,
+            show_choice=listen.show_choice,
+        )
+        own = Own(journey.serve, missing=self._missing, metrics=self.telemetry.page)
+        limits = Limits(
+            header_bytes=listen.max_header_bytes,
+            header_count=listen.max_headers,
+            body_bytes=listen.max_body_bytes,
+            buffered_bytes=listen.max_buffered_bytes,
+            connections=listen.max_connections,
+            header_seconds=listen.header_timeout_seconds,
+            body_seconds=listen.body_timeout_seconds,
+            idle_seconds=listen.keep_alive_seconds,
+        )
+        self.door = Door(own.serve, limits)
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(self.door.connection, listen.host, listen.port, backlog=1024)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {listen.host}:{listen.port}: {error.strerror or error}; choose another --port"
+            ) from None
+        self._stack.push_async_callback(self._stop, server)
+        host, port = server.sockets[0].getsockname()[:2]
+        self.address = (host, port)
+        session = await self._stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), trust_env=False)
+        )
+        self._probes = [
+            Probe(
+                replica,
+                session,
+                every_seconds=fleet.probe_seconds,
+                timeout_seconds=fleet.probe_timeout_seconds,
+                headers=self._probe_headers,
+                ready=self._ready,
+                restarted=self._restarted,
+                sized=self._sized,
+            )
+            for replica in self.fleet
+        ]
+        # One round before anything is said, so that the start-up block tells what is there.
+        await asyncio.gather(*(probe.once() for probe in self._probes))
+        tasks = [asyncio.create_task(probe.run()) for probe in self._probes]
+        tasks.append(asyncio.create_task(self._sweep()))
+        self._stack.push_async_callback(_cancel, tasks)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    # -- what probes find ---------------------------------------------------------------------------------------
+
+    async def _ready(self, replica: Replica) -> None:
+        """A replica told its models: find their tokenizers before it is given requests."""
+        for card in replica.models.values():
+            if card.parent is None:
+                await asyncio.to_thread(self.readers.find, card.id, card.root)
+
+    def _restarted(self, replica: Replica) -> None:
+        self.index.restart(replica.name)
+        self.rates.forget(replica.name)
+
+    def _sized(self, replica: Replica) -> None:
+        blocks = replica.cache.num_gpu_blocks
+        choice = self.settings.choice
+        # One block of the pool is the engine's null block.
+        pool = choice.default_pool_blocks if blocks is None else max(1, blocks - 1)
+        self.index.size(replica.name, min(pool, choice.max_pool_blocks))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            for pool in self._pools.values():
+                pool.close_idle()
+
+    # -- what others ask ----------------------------------------------------------------------------------------
+
+    def _missing(self) -> list[str]:
+        if self.door is not None and self.door.closing:
+            return ["the router is shutting down"]
+        return self.fleet.missing()
+
+    def _gauges(self) -> Iterable[GaugeMetricFamily]:
+        def family(name: str, text: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"warmroute_{name}", text, labels=["replica"])
+
+        ready = family("replica_ready", "1 where the replica takes requests.")
+        in_flight = family("in_flight", "Requests sent and not yet ended.")
+        decoding = family("decoding", "Of these, past their first token.")
+        blocks = family("index_blocks", "Blocks the replica is presumed to hold.")
+        slowness = family("prefill_slowness", "Its prefill time over the fleet's typical one.")
+        for replica in self.fleet:
+            label = [replica.name]
+            ready.add_metric(label, float(replica.state is State.READY))
+            in_flight.add_metric(label, replica.load.in_flight)
+            decoding.add_metric(label, replica.load.decoding)
+            blocks.add_metric(label, self.index.blocks(replica.name))
+            slowness.add_metric(label, self.rates.slowness(replica.name))
+        yield from (ready, in_flight, decoding, blocks, slowness)
+        door = self.door
+        connections = GaugeMetricFamily("warmroute_client_connections", "Open connections from clients.")
+        connections.add_metric([], len(door.connections) if door else 0)
+        held = GaugeMetricFamily("warmroute_buffered_bytes", "Request bodies held.")
+        held.add_metric([], door.held_bytes if door else 0)
+        rate = GaugeMetricFamily("warmroute_prefill_tokens_per_second", "The prefill rate assumed for the fleet.")
+        rate.add_metric([], 1000 / self.rates.token_ms)
+        yield from (connections, held, rate)
+
+    def announcement(self) -> str:
+        """The start-up block."""
+        settings = self.settings
+        host, port = self.address
+        shown = f"[{host}]" if ":" in host else host
+        lines = [f"warmroute listens on http://{shown}:{port}  (policy: {settings.choice.policy})", "  replicas"]
+        models: dict[str, str] = {}
+        blocks = 0
+        for replica in self.fleet:
+            if replica.state is State.READY:
+                pool = replica.cache.num_gpu_blocks
+                lines.append(
+                    f"    {replica.name}  ready: {', '.join(replica.models)}; "
+                    f"{pool if pool is not None else 'unknown number of'} blocks of {replica.block_size} tokens, "
+                    f"{replica.algorithm}{'' if replica.cache.prefix_caching else ', PREFIX CACHING IS OFF'}"
+                )
+                for card in replica.models.values():
+                    if card.parent is None:
+                        length = f", up to {card.max_model_len} tokens" if card.max_model_len else ""
+                        models[card.id] = f"{self.readers[card.id].mode}{length}"
+            else:
+                lines.append(f"    {replica.name}  {replica.state.value} ({replica.why}); asked again every second")
+            pool = replica.cache.num_gpu_blocks
+            blocks += min(pool or settings.choice.default_pool_blocks, settings.choice.max_pool_blocks)
+        lines.append("  models")
+        for name, mode in models.items():
+            hint = "" if mode.startswith("tokens") else "; --tokenizer DIR makes predictions exact"
+            lines.append(f"    {name}  read as {mode}{hint}")
+        if not models:
+            lines.append("    none known yet")
+        listen = settings.listen
+        lines.append(
+            f"  memory bounds: index {blocks} blocks, {blocks * BLOCK_BYTES / 2**20:.0f} MiB; "
+            f"request bodies {listen.max_buffered_bytes / 2**20:.0f} MiB, "
+            f"each up to {listen.max_body_bytes / 2**20:.0f} MiB; {listen.max_connections} connections"
+        )
+        return "\n".join(lines)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """End at once whatever still runs."""
+        if self.door is not None:
+            self.door.abort()
+
+    async def _stop(self, server: asyncio.Server) -> None:
+        """Stop listening, let running answers end, cut what is left after `drain_seconds`."""
+        server.close()
+        assert self.door is not None
+        self.door.drain()
+        deadline = asyncio.get_running_loop().time() + self.settings.listen.drain_seconds
+        told = False
+        while self.door.connections and asyncio.get_running_loop().time() < deadline:
+            if not told:
+                told = True
+                log.info(
+                    "waiting up to %g s for %d open connections",
+                    self.settings.listen.drain_seconds,
+                    len(self.door.connections),
+                )
+            await asyncio.sleep(0.05)
+        if self.door.connections:
+            log.warning("cutting %d answers that did not end in time", len(self.door.connections))
+        self.door.abort()
+        await asyncio.sleep(0)
+        for pool in self._pools.values():
+            pool.close_idle(older_than=0.0)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

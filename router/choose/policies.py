@@ -1,0 +1,93 @@
+"""Policies by name. Each takes the candidates and gives the index of the one to use, and why, in words. Pure, but for
+what a policy remembers itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from router.choose.cost import Candidate, Price, begins_branch, prices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from router.fleet.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The chosen replica, what it is expected to hold (tokens), every candidate's price, and the reason in words."""
+
+    candidate: Candidate
+    price: Price
+    reason: str
+    prices: dict[str, Price]
+
+
+class Policy(Protocol):
+    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]: ...
+
+
+@dataclass(slots=True)
+class Cost:
+    """The least cost in milliseconds. Within the tie band: a continuation goes to the warmest, a new branch to the
+    replica that was given the least work lately."""
+
+    tie_band_ms: float
+
+    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]:
+        best = min(price.total_ms for price in prices)
+        tied = [i for i, price in enumerate(prices) if price.total_ms <= best + self.tie_band_ms]
+        if begins_branch(candidates):
+            chosen = min(tied, key=lambda i: (candidates[i].routed_ms, candidates[i].in_flight))
+            reason = "least cost for a new branch"
+        else:
+            chosen = max(tied, key=lambda i: (candidates[i].hit, candidates[i].leaf, -candidates[i].routed_ms))
+            warmest = max(candidate.hit for candidate in candidates)
+            reason = "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
+        return chosen, reason
+
+
+@dataclass(slots=True)
+class RoundRobin:
+    """Each in turn, by name, whatever it holds."""
+
+    _turn: int = 0
+
+    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]:
+        order = sorted(range(len(candidates)), key=lambda i: candidates[i].name)
+        turn, self._turn = self._turn, self._turn + 1
+        return order[turn % len(order)], "its turn"
+
+
+@dataclass(slots=True)
+class LeastLoad:
+    """The fewest requests in flight; among equals the one that was given the least work lately."""
+
+    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]:
+        chosen = min(
+            range(len(candidates)), key=lambda i: (candidates[i].in_flight, candidates[i].routed_ms, candidates[i].name)
+        )
+        return chosen, "fewest in flight"
+
+
+def policy(name: str, *, tie_band_ms: float) -> Policy:
+    """The policy of that name. Raises KeyError for another."""
+    policies: dict[str, Callable[[], Policy]] = {
+        "cost": lambda: Cost(tie_band_ms),
+        "round_robin": RoundRobin,
+        "least_load": LeastLoad,
+    }
+    return policies[name]()
+
+
+def decide(policy: Policy, candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates) -> Decision:
+    """Price every candidate and let the policy pick. At least one candidate."""
+    priced = prices(candidates, tokens, rates)
+    chosen, reason = policy.pick(candidates, priced)
+    return Decision(
+        candidate=candidates[chosen],
+        price=priced[chosen],
+        reason=reason,
+        prices={candidate.name: price for candidate, price in zip(candidates, priced, strict=True)},
+    )

@@ -1,0 +1,341 @@
+"""Every setting there is: its type, its default, why that default, and where it may come from.
+
+One typed tree. Values come from, in rising order: the defaults here, a YAML file (--config), the environment
+(WARMROUTE_<NAME>), the command line (--<name>). Leaf names are unique, so a flag needs no section name.
+`python -m router.config` prints this page as docs/settings.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+if typing.TYPE_CHECKING:
+    from pathlib import Path
+
+ENV_PREFIX = "WARMROUTE_"
+
+
+class ConfigError(Exception):
+    """A setting is wrong. The message is one line, names the setting, and says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a replica listens. `base` goes before every path; "" for most."""
+
+    host: str
+    port: int
+    tls: bool
+    base: str
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A named group of settings."""
+
+
+class Listen(Section, frozen=True):
+    """The clients' side."""
+
+    host: Annotated[str, Meta(description="Address to listen on. Loopback: being reachable is a choice.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 8080
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, description="Largest request body. 64 MiB holds a 1M-token prompt or a few large images.")
+    ] = 64 * 1024 * 1024
+    max_buffered_bytes: Annotated[
+        int, Meta(ge=1024, description="Request bodies held at one time, of all clients together; beyond it: 503.")
+    ] = 1024 * 1024 * 1024
+    max_header_bytes: Annotated[
+        int, Meta(ge=1024, description="Request line and headers together; common servers allow 8 to 64 KiB.")
+    ] = 64 * 1024
+    max_headers: Annotated[int, Meta(ge=8, description="Header lines in a request; browsers send about 20.")] = 128
+    max_connections: Annotated[
+        int, Meta(ge=1, description="Client connections at one time; an idle one costs about 5 KB.")
+    ] = 20_000
+    header_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="Longest pause while headers arrive; against clients that trickle.")
+    ] = 30.0
+    body_timeout_seconds: Annotated[float, Meta(gt=0, description="Longest pause while a body arrives.")] = 60.0
+    keep_alive_seconds: Annotated[
+        float, Meta(gt=0, description="An idle client connection is closed after this; above common clients' own.")
+    ] = 75.0
+    drain_seconds: Annotated[
+        float, Meta(ge=0, description="On SIGTERM, how long running answers may go on before they are cut.")
+    ] = 30.0
+    show_choice: Annotated[
+        bool,
+        Meta(description="Add x-warmroute-replica and x-warmroute-predicted-tokens to answers."),
+    ] = True
+
+
+class Fleet(Section, frozen=True):
+    """The replicas' side."""
+
+    probe_seconds: Annotated[
+        float, Meta(gt=0, description="How often each replica is asked for its state; 1 s keeps foreign load visible.")
+    ] = 1.0
+    probe_timeout_seconds: Annotated[float, Meta(gt=0, description="Longest wait for one such question.")] = 2.0
+    connect_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="Longest wait for a connection: a replica one network away answers in ms.")
+    ] = 3.0
+    first_byte_timeout_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest wait for an answer to begin; a long prefill in a long queue takes minutes."),
+    ] = 900.0
+    idle_timeout_seconds: Annotated[float, Meta(gt=0, description="Longest pause within an answer that has begun.")] = (
+        300.0
+    )
+    upstream_idle_seconds: Annotated[
+        float, Meta(gt=0, description="Idle connections to replicas are closed after this: below uvicorn's 5 s.")
+    ] = 4.0
+    max_attempts: Annotated[
+        int, Meta(ge=1, le=10, description="Replicas asked for one request, at the most, before the client is told.")
+    ] = 3
+    api_key_file: Annotated[
+        str,
+        Meta(description="File with the key for the router's own questions to replicas. Clients' keys pass through."),
+    ] = ""
+
+
+class Prompt(Section, frozen=True):
+    """How prompts are read."""
+
+    tokenizer: Annotated[
+        str,
+        Meta(
+            description="Directory of the model's tokenizer. Empty: the replica's own model directory, or the Hugging "
+            "Face cache, if it lies on this machine too; else blocks of bytes."
+        ),
+    ] = ""
+    hash_seed: Annotated[
+        str | None,
+        Meta(description="The engines' PYTHONHASHSEED, if it is set there. Unset: vLLM's own default seed."),
+    ] = None
+
+
+class Choice(Section, frozen=True):
+    """How a replica is chosen."""
+
+    policy: Annotated[
+        typing.Literal["cost", "round_robin", "least_load"],
+        Meta(description="`cost` weighs warm blocks against queues, in milliseconds; the others are for comparison."),
+    ] = "cost"
+    prefill_tokens_per_second: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Prefill rate assumed until it is learned. Low on purpose: twice too low costs nearly nothing, "
+            "twice too high costs 11-32 % of TTFT.",
+        ),
+    ] = 8000.0
+    tie_band_ms: Annotated[
+        float, Meta(ge=0, description="Costs this close are equal; an idle fleet would else collapse onto one replica.")
+    ] = 10.0
+    default_pool_blocks: Annotated[
+        int,
+        Meta(ge=16, description="Blocks a replica is assumed to hold while its metrics do not tell (num_gpu_blocks)."),
+    ] = 16_384
+    max_pool_blocks: Annotated[
+        int,
+        Meta(ge=16, description="Blocks remembered per replica at the most, about 100 bytes each, whatever it claims."),
+    ] = 1_000_000
+
+
+class Settings(Section, frozen=True):
+    """The whole tree."""
+
+    replicas: Annotated[list[str], Meta(description="The replicas' base URLs, as http://gpu1:8000.")] = []
+    listen: Listen = Listen()
+    fleet: Fleet = Fleet()
+    prompt: Prompt = Prompt()
+    choice: Choice = Choice()
+
+
+SECTIONS: dict[str, type[Section]] = {"listen": Listen, "fleet": Fleet, "prompt": Prompt, "choice": Choice}
+
+
+class Leaf(typing.NamedTuple):
+    """One setting: the section it is in, its name, type, default and documentation."""
+
+    section: str
+    name: str
+    type: Any
+    default: Any
+    text: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+
+def leaves() -> list[Leaf]:
+    """Every setting but `replicas`, in the order of the page."""
+    found = []
+    for section, struct in SECTIONS.items():
+        hints = typing.get_type_hints(struct, include_extras=True)
+        for field in msgspec.structs.fields(struct):
+            inner, meta = typing.get_args(hints[field.name])
+            found.append(Leaf(section, field.name, inner, field.default, meta.description))
+    return found
+
+
+def load(
+    *,
+    replicas: list[str] | None = None,
+    file: Path | None = None,
+    flags: dict[str, str] | None = None,
+    environ: typing.Mapping[str, str] = os.environ,
+) -> Settings:
+    """The settings in force. `flags` maps leaf names to text. Raises ConfigError."""
+    tree = _from_file(file) if file is not None else {}
+    known = {leaf.name: leaf for leaf in leaves()}
+    for key, text in environ.items():
+        if key.startswith(ENV_PREFIX):
+            name = key.removeprefix(ENV_PREFIX).lower()
+            if name == "replicas":
+                tree["replicas"] = text.split()
+            elif name in known:
+                tree.setdefault(known[name].section, {})[name] = text
+            else:
+                raise ConfigError(f"environment: {key} is no setting{_hint(name, known, lambda n: known[n].env)}")
+    for name, text in (flags or {}).items():
+        tree.setdefault(known[name].section, {})[name] = text
+    if replicas:
+        tree["replicas"] = replicas
+    try:
+        settings = msgspec.convert(tree, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_plain(str(error))) from None
+    if not settings.replicas:
+        raise ConfigError("no replicas given: warmroute serve http://gpu1:8000 http://gpu2:8000")
+    seen: dict[Address, str] = {}
+    for url in settings.replicas:
+        address = parse_url(url)
+        if address in seen:
+            raise ConfigError(f"replica {url} is given twice")
+        seen[address] = url
+    return settings
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--config {path}: the file must hold a mapping of sections, like `listen:`")
+    sections = {"replicas", *SECTIONS}
+    for section, values in tree.items():
+        if section not in sections:
+            home = next((leaf.section for leaf in leaves() if leaf.name == section), None)
+            where = f"; it belongs under `{home}:`" if home else _hint(str(section), sections, str)
+            raise ConfigError(f"--config {path}: unknown key `{section}`{where}")
+        if section == "replicas":
+            continue
+        if not isinstance(values, dict):
+            raise ConfigError(f"--config {path}: `{section}` must be a mapping")
+        names = {leaf.name for leaf in leaves() if leaf.section == section}
+        for name in values:
+            if name not in names:
+                raise ConfigError(
+                    f"--config {path}: unknown key `{section}.{name}`{_hint(str(name), names, lambda n: n)}"
+                )
+    return tree
+
+
+def _hint(name: str, known: typing.Iterable[str], show: typing.Callable[[str], str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean `{show(close[0])}`?" if close else ""
+
+
+def _plain(message: str) -> str:
+    """The name of the setting first: msgspec ends with "- at `$.listen.port`"."""
+    what, _, where = message.partition(" - at `$.")
+    return f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}" if where else message
+
+
+def parse_url(url: str) -> Address:
+    """A replica's address from its base URL. Raises ConfigError with a hint for what people usually forget."""
+    if "://" not in url:
+        raise ConfigError(f"replica `{url}` has no scheme; did you mean `http://{url}`?")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise ConfigError(f"replica `{url}`: the scheme must be http or https")
+    try:
+        port = parts.port
+    except ValueError:
+        raise ConfigError(f"replica `{url}`: the port must be a number from 1 to 65535") from None
+    if not parts.hostname:
+        raise ConfigError(f"replica `{url}` names no host")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(f"replica `{url}`: only scheme, host, port and a base path may be given")
+    base = parts.path.rstrip("/")
+    if base.endswith("/v1"):
+        raise ConfigError(f"replica `{url}`: leave out `/v1`, the router passes clients' paths on whole")
+    tls = parts.scheme == "https"
+    return Address(parts.hostname, port or (443 if tls else 80), tls, base)
+
+
+def page() -> str:
+    """docs/settings.md."""
+    lines = [
+        "# Settings",
+        "",
+        "Made by `python -m router.config`; do not edit.",
+        "",
+        "Each setting may stand in a YAML file (`--config FILE`, under its section), in the environment",
+        "(`WARMROUTE_PORT=8080`) or on the command line (`--port 8080`); the later wins. Unknown names are refused.",
+        "`replicas` is the list of URLs: positional on the command line, `replicas:` in the file,",
+        "`WARMROUTE_REPLICAS` (separated by spaces) in the environment.",
+    ]
+    section = ""
+    for leaf in leaves():
+        if leaf.section != section:
+            section = leaf.section
+            lines += [
+                "",
+                f"## {section}",
+                "",
+                SECTIONS[section].__doc__ or "",
+                "",
+                "| setting | default | what, and why this default |",
+                "|---|---|---|",
+            ]
+        default = (
+            "unset"
+            if leaf.default in (None, "")
+            else f"`{str(leaf.default).lower() if isinstance(leaf.default, bool) else leaf.default}`"
+        )
+        lines.append(f"| `{leaf.name}` | {default} | {leaf.text} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(page())

@@ -1,0 +1,102 @@
+"""What the router itself has sent to a replica and not got back yet: the freshest load there is.
+
+A request is booked in the same breath in which its replica is chosen, released from prefill at its first token, and
+closed once at its end, however it ends. Load read from a replica's metrics is seconds old; choosing by it alone
+costs 23-63 % of mean TTFT. No clock here: `now` is in seconds, of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+# Placement looks at the work routed lately; a minute is a few turns of a conversation.
+ROUTED_WINDOW_SECONDS = 60.0
+
+
+class Stage(Enum):
+    """Where a booked request is. Only forwards."""
+
+    PREFILL = 1
+    DECODE = 2
+    CLOSED = 3
+
+
+@dataclass(slots=True, eq=False)
+class Booking:
+    """One request at one replica."""
+
+    load: Load
+    prefill_ms: float
+    visible: bool
+    """The first token will be seen (a stream). Otherwise prefill is presumed done after `prefill_ms` at its turn."""
+    stage: Stage = Stage.PREFILL
+
+    def first_token(self, now: float) -> None:
+        if self.stage is Stage.PREFILL:
+            self.load.leave_prefill(self, now)
+            self.stage = Stage.DECODE
+            self.load.decoding += 1
+
+    def close(self, now: float) -> None:
+        """The request is over. Safe to call twice; counts once."""
+        if self.stage is Stage.PREFILL:
+            self.load.leave_prefill(self, now)
+        elif self.stage is Stage.DECODE:
+            self.load.decoding -= 1
+        else:
+            return
+        self.stage = Stage.CLOSED
+        self.load.in_flight -= 1
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """What one incarnation of a replica has been given. A restarted replica gets a new one, so that the end of an old
+    request can never be counted against the new process."""
+
+    in_flight: int = 0
+    decoding: int = 0
+    _queue: dict[Booking, None] = field(default_factory=dict)  # in order of booking
+    _queued_ms: float = 0.0
+    _head_since: float = 0.0
+    _routed_ms: float = 0.0
+    _routed_at: float = 0.0
+
+    def book(self, now: float, *, prefill_ms: float, work_ms: float, visible: bool) -> Booking:
+        """Take a request on. `work_ms`: all the replica will spend on it, as counted for placement."""
+        booking = Booking(self, prefill_ms, visible)
+        if not self._queue:
+            self._head_since = now
+            self._queued_ms = 0.0
+        self._queue[booking] = None
+        self._queued_ms += prefill_ms
+        self.in_flight += 1
+        self._routed_ms = self.routed_ms(now) + work_ms
+        self._routed_at = now
+        return booking
+
+    def waiting_ms(self, now: float) -> float:
+        """How long a request that came now would wait for the prefills before it: their sum, less the time the first
+        of them has been worked on."""
+        while self._queue:
+            head = next(iter(self._queue))
+            worked_ms = (now - self._head_since) * 1000
+            if head.visible or worked_ms < head.prefill_ms:
+                return max(0.0, self._queued_ms - min(head.prefill_ms, worked_ms))
+            # Nobody will tell us of its first token: it has had its time.
+            turn = self._head_since + head.prefill_ms / 1000
+            head.first_token(turn)
+        return 0.0
+
+    def routed_ms(self, now: float) -> float:
+        """Work routed here, decayed over `ROUTED_WINDOW_SECONDS`."""
+        return self._routed_ms * math.exp(-(now - self._routed_at) / ROUTED_WINDOW_SECONDS)
+
+    def leave_prefill(self, booking: Booking, now: float) -> None:
+        first = next(iter(self._queue)) is booking
+        del self._queue[booking]
+        self._queued_ms -= booking.prefill_ms
+        if first:
+            self._head_since = now

@@ -1,0 +1,146 @@
+"""Asks each replica who it is and how busy it is, for ever. The I/O around `scrape` and `replica`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+
+from router.fleet.replica import Card, Replica, State
+from router.fleet.scrape import Metrics, read_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+log = logging.getLogger("warmroute.fleet")
+
+# A /metrics page is tens of KB; a replica that sends more than this is not read further.
+MAX_PAGE_BYTES = 8 * 1024 * 1024
+# Models change when adapters are loaded; asking each second would be a waste.
+MODELS_EVERY = 10
+# One failed question is a hiccup; a replica that still answers requests is not lost by it.
+FAILURES_TO_LOSE = 3
+
+
+class Probe:
+    """Keeps one replica's state true. `found` is told of everything that changes what the replica holds or serves."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        session: aiohttp.ClientSession,
+        *,
+        every_seconds: float,
+        timeout_seconds: float,
+        headers: dict[str, str],
+        ready: Callable[[Replica], Awaitable[None]],
+        restarted: Callable[[Replica], None],
+        sized: Callable[[Replica], None],
+    ) -> None:
+        self._replica = replica
+        self._session = session
+        self._every = every_seconds
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._headers = headers
+        self._ready = ready
+        self._restarted = restarted
+        self._sized = sized
+        self._failures = 0
+        self._rounds = 0
+
+    async def run(self) -> None:
+        while True:
+            await self.once()
+            await asyncio.sleep(self._every)
+
+    async def once(self) -> None:
+        """One round of questions. Never raises for what a replica does."""
+        replica = self._replica
+        try:
+            await self._scrape()
+            if replica.state is not State.READY or self._rounds % MODELS_EVERY == 0:
+                replica.models = await self._models()
+            self._rounds += 1
+            self._failures = 0
+            if replica.state is not State.READY:
+                await self._ready(replica)
+                was, replica.state, replica.why = replica.state, State.READY, ""
+                log.info(
+                    "%s is ready%s: %s", replica.name, " again" if was is State.LOST else "", ", ".join(replica.models)
+                )
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            self._failures += 1
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        replica = self._replica
+        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        refused = isinstance(error, aiohttp.ClientConnectorError)
+        if replica.state is State.READY and (refused or self._failures >= FAILURES_TO_LOSE):
+            replica.state = State.LOST
+            replica.metrics = Metrics(cache=replica.metrics.cache, started=replica.metrics.started)
+            log.warning("%s is lost: %s", replica.name, why)
+        elif replica.state is State.UNSEEN and why != replica.why:
+            log.info("%s is not ready yet: %s", replica.name, why)
+        replica.why = why
+
+    async def _scrape(self) -> None:
+        """Read /metrics. Its absence is no failure: engines without it are routed with defaults."""
+        replica = self._replica
+        status, page = await self._get("/metrics")
+        if status != 200:
+            replica.scraped_at = None
+            return
+        metrics = read_metrics(page.decode("utf-8", "replace"))
+        before = replica.metrics
+        replica.metrics = metrics
+        replica.scraped_at = asyncio.get_running_loop().time()
+        if before.started is not None and metrics.started is not None and metrics.started != before.started:
+            replica.restarted()
+            replica.state = State.UNSEEN  # another process may serve other models
+            self._restarted(replica)
+            log.warning("%s was restarted: its cache is taken to be empty", replica.name)
+        if before.cache != metrics.cache:
+            self._sized(replica)
+
+    async def _models(self) -> dict[str, Card]:
+        status, page = await self._get("/v1/models")
+        if status == 401:
+            raise ValueError("/v1/models asks for a key: name a file with it in api_key_file")
+        if status != 200:
+            raise ValueError(f"/v1/models answered {status}")
+        return read_models(page)
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        async with self._session.get(
+            self._replica.address.url + path, timeout=self._timeout, headers=self._headers
+        ) as response:
+            page = await response.content.read(MAX_PAGE_BYTES)
+            while len(page) < MAX_PAGE_BYTES and (more := await response.content.read(MAX_PAGE_BYTES - len(page))):
+                page += more
+            return response.status, page
+
+
+def read_models(page: bytes) -> dict[str, Card]:
+    """The cards of a /v1/models answer. Raises ValueError where it is none."""
+    whole: Any = orjson.loads(page)
+    entries = whole.get("data") if isinstance(whole, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("/v1/models has no list of models")
+    cards = {}
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(name := entry.get("id"), str):
+            length = entry.get("max_model_len")
+            root, parent = entry.get("root"), entry.get("parent")
+            cards[name] = Card(
+                id=name,
+                root=root if isinstance(root, str) else None,
+                parent=parent if isinstance(parent, str) else None,
+                max_model_len=length if isinstance(length, int) else None,
+            )
+    if not cards:
+        raise ValueError("/v1/models names no model")
+    return cards

@@ -1,0 +1,68 @@
+"""How fast replicas prefill, learned from the first tokens that came back. No clock.
+
+A prefill of a prompt of n tokens of which h are cached takes about (n - h) * (a + b * (n + h) / 2) ms: linear layers
+on every uncached token, attention on all before it. `a` is learned for the fleet, and a slowness for each replica.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+# Attention costs as much as everything else at about this many tokens of context (dense models of 8B to 70B).
+ATTENTION_EVEN_TOKENS = 65_536
+# Estimates that are too fast let queues build up unseen; too slow ones cost next to nothing. So: fast to believe in
+# slowness, slow to believe in speed, and always this much on the slow side.
+MARGIN = 1.25
+GAIN_SLOWER = 0.1
+GAIN_FASTER = 0.03
+# Small prefills measure the network and the engine's step, not its rate.
+MIN_SAMPLE_TOKENS = 256
+SLOWNESS_GAIN = 0.02
+SLOWNESS_BOUNDS = (0.4, 3.0)
+
+
+@dataclass(slots=True)
+class Rates:
+    """The prefill rate of the fleet, and how each replica differs from it."""
+
+    tokens_per_second: float
+    _log_ms: float = 0.0
+    _slowness: dict[str, float] = field(default_factory=dict)  # log of observed over predicted
+
+    def __post_init__(self) -> None:
+        self._log_ms = math.log(1000 / self.tokens_per_second)
+
+    @property
+    def token_ms(self) -> float:
+        """`a`: one uncached token at the start of a prompt, ms."""
+        return math.exp(self._log_ms)
+
+    def prefill_ms(self, tokens: int, cached: int) -> float:
+        """Time to prefill a prompt of `tokens` of which `cached` lead it in the cache."""
+        return (tokens - cached) * self.token_ms * (1 + (tokens + cached) / 2 / ATTENTION_EVEN_TOKENS)
+
+    def slowness(self, replica: str) -> float:
+        """A replica's prefill time over the fleet's typical one; 1 where nothing is known."""
+        own = self._slowness.get(replica)
+        if own is None:
+            return 1.0
+        low, high = SLOWNESS_BOUNDS
+        return min(high, max(low, math.exp(own - statistics.median(self._slowness.values()))))
+
+    def observe(self, replica: str, *, tokens: int, cached: int, queued_ms: float, ttft_ms: float) -> None:
+        """A first token came `ttft_ms` after the request was sent to a replica that had `queued_ms` before it."""
+        uncached = tokens - cached
+        if uncached < MIN_SAMPLE_TOKENS or ttft_ms <= 0:
+            return
+        predicted = queued_ms + self.prefill_ms(tokens, cached) * self.slowness(replica)
+        error = math.log(ttft_ms / predicted)
+        self._slowness[replica] = self._slowness.get(replica, 0.0) * (1 - SLOWNESS_GAIN) + error * SLOWNESS_GAIN
+        if queued_ms == 0:
+            seen = math.log(MARGIN * ttft_ms / uncached / (1 + (tokens + cached) / 2 / ATTENTION_EVEN_TOKENS))
+            gain = GAIN_SLOWER if seen > self._log_ms else GAIN_FASTER
+            self._log_ms += gain * (seen - self._log_ms)
+
+    def forget(self, replica: str) -> None:
+        self._slowness.pop(replica, None)

@@ -1,0 +1,86 @@
+"""One replica, as far as it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from router.fleet.ledger import Load
+from router.fleet.scrape import CacheConfig, Metrics
+
+if TYPE_CHECKING:
+    from router.config import Address
+
+# Scraped load older than this says nothing any more.
+STALE_SECONDS = 5.0
+# After a failed connection other replicas are preferred this long; the next probe settles it sooner.
+SHUN_SECONDS = 1.0
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_ALGORITHM = "sha256"
+
+
+class State(Enum):
+    """What the probes say. Only READY replicas are given requests."""
+
+    UNSEEN = "not reached yet"
+    READY = "ready"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One entry of /v1/models."""
+
+    id: str
+    root: str | None = None  # the model's directory or repository; an adapter's own path
+    parent: str | None = None  # the base model, for an adapter
+    max_model_len: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """`name` is host:port, unique in the fleet."""
+
+    name: str
+    address: Address
+    state: State = State.UNSEEN
+    why: str = ""
+    """Why it is not ready, for people."""
+    models: dict[str, Card] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+    scraped_at: float | None = None
+    load: Load = field(default_factory=Load)
+    epoch: int = 0
+    shunned_until: float = 0.0
+
+    @property
+    def cache(self) -> CacheConfig:
+        return self.metrics.cache or CacheConfig()
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a hashed block."""
+        return self.cache.block_size or DEFAULT_BLOCK_SIZE
+
+    @property
+    def algorithm(self) -> str:
+        return self.cache.algorithm or DEFAULT_ALGORITHM
+
+    def serves(self, model: str | None) -> bool:
+        return model is None or model in self.models
+
+    def foreign(self, now: float) -> tuple[int, int]:
+        """Requests (running, waiting) at the engine that this router did not send, by its last metrics; zeros where
+        they are stale or missing. Own bookings are newer than any scrape, so only the surplus counts."""
+        if self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
+            return 0, 0
+        running, waiting = int(self.metrics.running or 0), int(self.metrics.waiting or 0)
+        surplus = max(0, running + waiting - self.load.in_flight)
+        strangers_waiting = min(waiting, surplus)
+        return surplus - strangers_waiting, strangers_waiting
+
+    def restarted(self) -> None:
+        """Another process answers here now: nothing that was sent to the old one counts for it."""
+        self.epoch += 1
+        self.load = Load()

@@ -1,0 +1,408 @@
+"""One request's way through the router, in the order in which it happens.
+
+    read    what does the prompt look like to the engine?             router.prompt
+    match   which replica holds how much of it?                       router.index
+    choose  where is it answered soonest?                             router.choose
+    book    count it there at once, so that a burst spreads           router.fleet.ledger
+    send    pass it on, pass the answer back, another replica if      router.wire
+            the first one fails before its first byte
+    learn   what is cached there now; was the prediction right?       router.index, router.fleet.rates
+
+Between match and book nothing is awaited: no other request can slip in and see a load that is about to change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from router.choose.cost import Candidate
+from router.choose.policies import Decision, decide
+from router.fleet.replica import SHUN_SECONDS
+from router.prompt.blocks import NO_EXTRA, Chain, Extra
+from router.prompt.reader import PromptError, Reader
+from router.prompt.request import Ask, read, without_hand_off
+from router.wire import errors
+from router.wire.attempts import Attempt, Ending, Outcome, Patience
+from router.wire.stream import Answer, EventWatch, JsonWatch, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from router.choose.policies import Policy
+    from router.fleet.discovery import Fleet
+    from router.fleet.ledger import Booking
+    from router.fleet.rates import Rates
+    from router.fleet.replica import Replica
+    from router.index.memory import Index
+    from router.prompt.blocks import ByteHasher, Hasher
+    from router.prompt.readers import Readers
+    from router.telemetry import Telemetry
+    from router.wire.front import Front
+    from router.wire.http import Head, Headers, Request
+    from router.wire.upstream import Pool
+
+log = logging.getLogger("warmroute.journey")
+
+# Bodies above this are read in a thread: tokenizing 100,000 tokens takes as long as a thousand stream chunks.
+READ_ASIDE_BYTES = 32 * 1024
+# A decoded token keeps an engine about as busy as this many prefilled ones do, in a well-filled batch.
+DECODE_WEIGHT = 5
+# Answers are taken to be this long where the request sets no bound.
+USUAL_ANSWER_TOKENS = 256
+# What a prompt that could not be read is taken to weigh, in bytes of body per token.
+BODY_BYTES_PER_TOKEN = 4
+T = TypeVar("T")
+# What is answered with these is worth asking another replica: it is down, starting, overloaded or broken.
+TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What was read of a request. `prompts` is empty where only load can guide its routing."""
+
+    ask: Ask
+    reader: Reader | None = None
+    prompts: list[list[int]] | list[bytes] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """The length of each prompt, in tokens."""
+    chains: dict[tuple[int, str, Extra], list[Chain]] = field(default_factory=dict)
+    """The prompts' blocks, for each way in which replicas hash them."""
+
+
+class Journey:
+    """Serves requests. One for all of them; what belongs to one request is in `Prompt` and `Leg`."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        pools: dict[str, Pool],
+        readers: Readers,
+        index: Index,
+        rates: Rates,
+        policy: Policy,
+        telemetry: Telemetry,
+        patience: Patience,
+        max_attempts: int,
+        hash_seed: str | None,
+        show_choice: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._pools = pools
+        self._readers = readers
+        self._index = index
+        self._rates = rates
+        self._policy = policy
+        self._telemetry = telemetry
+        self._patience = patience
+        self._max_attempts = max_attempts
+        self._hash_seed = hash_seed
+        self._show_choice = show_choice
+        self._hashers: dict[tuple[bool, str], Hasher | ByteHasher] = {}
+        self._clock: Callable[[], float] = asyncio.get_running_loop().time
+
+    async def serve(self, request: Request, client: Front) -> None:
+        """Answer one client's request. Cancelled when the client leaves."""
+        begun = self._clock()
+        ending = "failed"
+        try:
+            ending = await self._serve(request, client)
+        except asyncio.CancelledError:
+            ending = "left"
+            raise
+        finally:
+            self._telemetry.requests.labels(ending).inc()
+            self._telemetry.duration.observe(self._clock() - begun)
+
+    async def _serve(self, request: Request, client: Front) -> str:
+        body = request.body
+        ask = Ask()
+        if request.method == b"POST":
+            ask = await self._aside(len(body), lambda: read(request.path, body))
+            if ask.hand_off:
+                # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
+                body = without_hand_off(body)
+        if not self._fleet.ready():
+            client.refuse(errors.no_replica("; ".join(self._fleet.missing())))
+            return "refused"
+        prompt = await self._aside(len(body), lambda: self._read(ask, len(body)))
+
+        tried: list[str] = []
+        refused_500 = False
+        last = Outcome(Ending.UNREACHED)
+        while len(tried) < self._max_attempts:
+            replicas = self._candidates(ask.model, tried)
+            if not replicas:
+                break
+            leg = self._choose(prompt, replicas, streamed=ask.stream)
+            replica = leg.replica
+            tried.append(replica.name)
+            more = len(tried) < self._max_attempts and bool(self._candidates(ask.model, tried))
+            # A 500 may be this very request's doing: one more try, not a tour of the fleet.
+            leg.may_retry = lambda status, more=more, again=refused_500: (  # type: ignore[misc]
+                more and status in TRY_ELSEWHERE and not (status == 500 and again)
+            )
+            try:
+                last = await Attempt(client, request, leg, self._patience).run(self._pools[replica.name], body)
+            finally:
+                leg.end()
+            self._telemetry.attempts.labels(replica.name, last.ending.value).inc()
+            if last.ending in (Ending.COMPLETE, Ending.BROKEN):
+                if last.ending is Ending.BROKEN:
+                    log.warning("%s broke off an answer: %s", replica.name, last.why)
+                elif last.status is not None and last.status < 300:
+                    self._learn(leg)
+                else:
+                    leg.withdraw()
+                return str(last.ending.value)
+            leg.withdraw()
+            if last.ending is Ending.UNREACHED:
+                replica.shunned_until = self._clock() + SHUN_SECONDS
+                log.warning("%s could not be reached: %s", replica.name, last.why)
+            refused_500 = refused_500 or last.status == 500
+
+        if not tried:
+            client.refuse(errors.no_replica(f"none that is ready serves {ask.model}"))
+        elif last.ending is Ending.SILENT:
+            client.refuse(errors.first_byte_timeout(tried[-1], self._patience.first_byte))
+        else:
+            client.refuse(errors.unreachable(tried, last.why))
+        return "refused"
+
+    # -- read ---------------------------------------------------------------------------------------------------
+
+    async def _aside(self, size: int, work: Callable[[], T]) -> T:
+        if size <= READ_ASIDE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+    def _read(self, ask: Ask, body_bytes: int) -> Prompt:
+        """The prompts of a request and their blocks. What cannot be read is routed by load, never refused: the engine
+        is the judge of bodies."""
+        prompt = Prompt(ask)
+        if ask.kind == "other":
+            return self._unread(prompt, body_bytes, "no prompt")
+        replicas = self._fleet.able(ask.model)
+        if not replicas:
+            return self._unread(prompt, body_bytes, "no replica")
+        prompt.reader = self._readers[self._base(replicas[0], ask.model)]
+        try:
+            prompt.prompts = prompt.reader.tokenize(ask)
+        except PromptError:
+            return self._unread(prompt, body_bytes, "unreadable")
+        per_token = prompt.reader.units_per_token
+        prompt.tokens = [len(each) // per_token for each in prompt.prompts]
+        for replica in replicas:
+            self._chains(prompt, replica)
+        return prompt
+
+    def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> Prompt:
+        self._telemetry.unread.labels(why).inc()
+        prompt.prompts = []
+        prompt.tokens = [body_bytes // BODY_BYTES_PER_TOKEN]
+        return prompt
+
+    def _chains(self, prompt: Prompt, replica: Replica) -> list[Chain]:
+        """The prompts' blocks as this replica hashes them; computed once for each way of hashing."""
+        reader = prompt.reader
+        if reader is None or not prompt.prompts:
+            return []
+        extra = self._extra(replica, prompt.ask)
+        view = (replica.block_size, replica.algorithm if reader.exact else "", extra)
+        chains = prompt.chains.get(view)
+        if chains is None:
+            hasher = self._hasher(reader, replica.algorithm)
+            size = reader.block_tokens(replica.block_size)
+            chains = prompt.chains[view] = [hasher.chain(each, size, extra) for each in prompt.prompts]  # type: ignore[arg-type]
+        return chains
+
+    def _hasher(self, reader: Reader, algorithm: str) -> Hasher | ByteHasher:
+        key = (reader.exact, algorithm)
+        hasher = self._hashers.get(key)
+        if hasher is None:
+            hasher = self._hashers[key] = reader.hasher(algorithm, self._hash_seed)
+        return hasher
+
+    @staticmethod
+    def _base(replica: Replica, model: str | None) -> str:
+        """The base model that a name stands for at a replica."""
+        card = replica.models.get(model) if model is not None else next(iter(replica.models.values()), None)
+        if card is None:
+            return model or ""
+        return card.parent or card.id
+
+    @staticmethod
+    def _extra(replica: Replica, ask: Ask) -> Extra:
+        card = replica.models.get(ask.model) if ask.model is not None else None
+        if card is not None and card.parent is not None:
+            return Extra(lora_name=card.id, lora_path=card.root, cache_salt=ask.cache_salt)
+        return Extra(cache_salt=ask.cache_salt) if ask.cache_salt else NO_EXTRA
+
+    # -- match, choose, book ------------------------------------------------------------------------------------
+
+    def _candidates(self, model: str | None, tried: Iterable[str]) -> list[Replica]:
+        """Replicas that may be asked next: never one that was; those that just failed only where there is no other."""
+        now = self._clock()
+        left = [replica for replica in self._fleet.able(model) if replica.name not in tried]
+        return [replica for replica in left if replica.shunned_until <= now] or left
+
+    def _choose(self, prompt: Prompt, replicas: list[Replica], *, streamed: bool) -> Leg:
+        now = self._clock()
+        candidates = [self._candidate(prompt, replica, now) for replica in replicas]
+        decision = decide(self._policy, candidates, prompt.tokens, self._rates)
+        replica = self._fleet[decision.candidate.name]
+        answer = min(prompt.ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * prompt.ask.n
+        booking = replica.load.book(
+            now,
+            prefill_ms=decision.price.prefill_ms,
+            work_ms=decision.price.prefill_ms + answer * DECODE_WEIGHT * self._rates.token_ms,
+            visible=streamed,
+        )
+        chains = self._chains(prompt, replica)
+        for chain in chains:
+            # Present from the decision on, so that siblings follow before the first one is through.
+            self._index.record(replica.name, chain.keys)
+        self._telemetry.decision.observe(self._clock() - now)
+        self._telemetry.prompt_tokens.labels(replica.name).inc(sum(prompt.tokens))
+        self._telemetry.predicted_tokens.labels(replica.name).inc(decision.candidate.hit)
+        return Leg(self, prompt, replica, decision, booking, chains, now)
+
+    def _candidate(self, prompt: Prompt, replica: Replica, now: float) -> Candidate:
+        cached, leaf = [], False
+        if prompt.reader is not None and prompt.prompts:
+            for chain in self._chains(prompt, replica):
+                match = self._index.match(replica.name, chain.keys)
+                usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
+                cached.append(usable * replica.block_size)
+                leaf = leaf or match.leaf
+        running, waiting = replica.foreign(now)
+        load = replica.load
+        # What others have queued there is unknown; it is taken to be like this request.
+        strangers_ms = waiting * sum(self._rates.prefill_ms(tokens, 0) for tokens in prompt.tokens)
+        return Candidate(
+            name=replica.name,
+            cached=tuple(cached) or (0,) * len(prompt.tokens),
+            leaf=leaf,
+            waiting_ms=load.waiting_ms(now) + strangers_ms,
+            decoding=load.decoding + running,
+            in_flight=load.in_flight + running + waiting,
+            routed_ms=load.routed_ms(now),
+            slowness=self._rates.slowness(replica.name),
+        )
+
+    # -- learn --------------------------------------------------------------------------------------------------
+
+    def first_token(self, leg: Leg, now: float) -> None:
+        """The first byte of a streamed answer: the engine is through with the prefill."""
+        ttft = now - leg.chosen_at
+        leg.booking.first_token(now)
+        self._telemetry.ttft.labels(leg.replica.name).observe(ttft)
+        if len(leg.prompt.tokens) == 1 and leg.prompt.prompts:
+            self._rates.observe(
+                leg.replica.name,
+                tokens=leg.prompt.tokens[0],
+                cached=leg.decision.candidate.hit,
+                queued_ms=leg.decision.candidate.waiting_ms,
+                ttft_ms=ttft * 1000,
+            )
+
+    def _learn(self, leg: Leg) -> None:
+        """The answer is whole: its blocks are cached too, and the engine may have told what it had."""
+        answer = leg.answer()
+        if answer is None or answer.failed:
+            return
+        name = leg.replica.name
+        if answer.cached_tokens is not None:
+            self._telemetry.delivered_tokens.labels(name).inc(answer.cached_tokens)
+        if answer.completion_tokens is not None:
+            self._telemetry.completion_tokens.labels(name).inc(answer.completion_tokens)
+        ask, reader = leg.prompt.ask, leg.prompt.reader
+        if reader is None or len(leg.chains) != 1 or ask.n != 1 or leg.epoch != leg.replica.epoch:
+            return
+        generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
+        if not generated or _altered(reader, answer, len(generated)):
+            return
+        self._index.record(name, leg.chains[0].extend(generated).keys)
+
+    def withdraw(self, leg: Leg) -> None:
+        """The prompt was not computed there after all."""
+        if leg.epoch == leg.replica.epoch:
+            # An unread prompt has a hit (of none) but no chain.
+            for chain, cached in zip(leg.chains, leg.decision.candidate.cached, strict=False):
+                self._index.forget(leg.replica.name, chain.keys[cached // leg.replica.block_size :])
+
+    @property
+    def show_choice(self) -> bool:
+        return self._show_choice
+
+
+def _altered(reader: Reader, answer: Answer, tokens: int) -> bool:
+    """Whether the answer's text, tokenized again, has another length than the engine generated: then the blocks that
+    the engine holds are not those of the text, and the next turn will not find them."""
+    if not reader.exact or answer.token_ids is not None or answer.completion_tokens is None:
+        return False
+    return tokens != answer.completion_tokens - 1
+
+
+class Leg:
+    """One request at one replica: what was decided, what is booked, what its answer says. An `Observer` of the wire."""
+
+    def __init__(
+        self,
+        journey: Journey,
+        prompt: Prompt,
+        replica: Replica,
+        decision: Decision,
+        booking: Booking,
+        chains: list[Chain],
+        chosen_at: float,
+    ) -> None:
+        self._journey = journey
+        self.prompt = prompt
+        self.replica = replica
+        self.epoch = replica.epoch
+        self.decision = decision
+        self.booking = booking
+        self.chains = chains
+        self.chosen_at = chosen_at
+        self.may_retry: Callable[[int], bool] = lambda _: False
+        self._watch: Watch | None = None
+        self._streamed = False
+        self._clock = asyncio.get_running_loop().time
+
+    def retries(self, status: int) -> bool:
+        return self.may_retry(status)
+
+    def answering(self, head: Head) -> Headers:
+        kind = (head.header(b"content-type") or b"").lower()
+        if head.status == 200 and self.prompt.ask.kind != "other" and head.header(b"content-encoding") is None:
+            if kind.startswith(b"text/event-stream"):
+                self._streamed = True
+                self._watch = EventWatch()
+            elif kind.startswith(b"application/json"):
+                self._watch = JsonWatch()
+        if not self._journey.show_choice:
+            return []
+        return [
+            (b"x-warmroute-replica", self.replica.name.encode("latin-1")),
+            (b"x-warmroute-predicted-tokens", b"%d" % self.decision.candidate.hit),
+        ]
+
+    def feed(self, piece: bytes) -> None:
+        if self._streamed:
+            self._streamed = False
+            self._journey.first_token(self, self._clock())
+        if self._watch is not None:
+            self._watch.feed(piece)
+
+    def answer(self) -> Answer | None:
+        return self._watch.answer() if self._watch is not None else None
+
+    def end(self) -> None:
+        self.booking.close(self._clock())
+
+    def withdraw(self) -> None:
+        self._journey.withdraw(self)

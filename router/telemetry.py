@@ -1,0 +1,96 @@
+"""The router's own metrics, all named `warmroute_*`. Labels are bounded: replicas and a few fixed words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from prometheus_client.core import GaugeMetricFamily
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Up to an hour: a long context in a long queue is slow, and a histogram that ends at 10 s hides just that.
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+
+
+class Telemetry:
+    """Counters and histograms that the journey feeds, and gauges read from the live state when asked."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "warmroute_requests",
+            "Requests by how they ended for the client.",
+            ["ending"],  # complete, refused, broken, left, failed
+            registry=self.registry,
+        )
+        self.attempts = Counter(
+            "warmroute_attempts",
+            "Requests sent to a replica, by how that ended.",
+            ["replica", "ending"],
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "warmroute_prompt_tokens",
+            "Tokens of the prompts sent, as read by the router.",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.predicted_tokens = Counter(
+            "warmroute_predicted_cached_tokens",
+            "Of these, predicted to be cached.",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.delivered_tokens = Counter(
+            "warmroute_delivered_cached_tokens",
+            "Cached tokens that replicas reported (usage.prompt_tokens_details).",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.completion_tokens = Counter(
+            "warmroute_completion_tokens",
+            "Tokens of answers, where replicas told.",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.unread = Counter(
+            "warmroute_unread_prompts", "Requests routed by load alone, by why.", ["why"], registry=self.registry
+        )
+        self.ttft = Histogram(
+            "warmroute_time_to_first_token_seconds",
+            "From the decision to the first byte of a streamed answer's body.",
+            ["replica"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "warmroute_request_seconds",
+            "From the whole request to the end of its answer.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.decision = Histogram(
+            "warmroute_decision_seconds",
+            "Reading the prompt, looking it up, choosing and booking.",
+            buckets=DECISION_SECONDS,
+            registry=self.registry,
+        )
+
+    def gauges(self, read: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
+        """Register gauges that are computed whenever someone asks: a replica that is gone leaves no series behind."""
+
+        class Live(Collector):
+            def collect(self) -> Iterable[GaugeMetricFamily]:
+                return read()
+
+        self.registry.register(Live())
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

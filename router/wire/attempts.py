@@ -1,0 +1,216 @@
+"""One request at one replica: what its answer becomes for the client, and what may be tried elsewhere.
+
+A failure before the first byte reaches the client is invisible: the journey tries another replica. After it, the
+only honest answers are the replica's own bytes, an error event, or a broken connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from router.wire import errors
+from router.wire.http import Head, Headers, Request, request_head, response_head
+from router.wire.upstream import BrokenError, Pool, Upstream
+
+if TYPE_CHECKING:
+    from router.wire.front import Front
+
+
+class Ending(Enum):
+    """How an attempt ended."""
+
+    COMPLETE = "complete"  # the answer, whatever its status, was passed on whole
+    REFUSED = "refused"  # the replica answered that it cannot; nothing was passed on
+    UNREACHED = "unreached"  # no connection, or it broke before the first byte of an answer
+    SILENT = "silent"  # nothing came within the bound
+    BROKEN = "broken"  # it broke in the middle; the client was told
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    ending: Ending
+    status: int | None = None
+    why: str = ""
+
+
+class Observer(Protocol):
+    """What the journey wants to know while bytes flow. Calls come from inside the read callback: be quick."""
+
+    def retries(self, status: int) -> bool:
+        """Whether an answer of this status is dropped because another replica will be asked."""
+
+    def answering(self, head: Head) -> Headers:
+        """The answer's head is here and will be passed on; returns the headers to add to it."""
+
+    def feed(self, piece: bytes) -> None:
+        """A piece of the answer's body, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds without a byte before a replica is given up: before its answer begins, and within it."""
+
+    first_byte: float
+    idle: float
+
+
+class Attempt:
+    """Sends one request to one replica and passes the answer on. Use once."""
+
+    __slots__ = (
+        "_chunked",
+        "_client",
+        "_connection",
+        "_done",
+        "_event_stream",
+        "_last",
+        "_loop",
+        "_observer",
+        "_out",
+        "_patience",
+        "_request",
+        "_silent",
+        "_status",
+        "_tail",
+        "_timer",
+    )
+
+    def __init__(self, client: Front, request: Request, observer: Observer, patience: Patience) -> None:
+        self._client = client
+        self._request = request
+        self._observer = observer
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[Outcome] = self._loop.create_future()
+        self._connection: Upstream | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = self._loop.time()
+        self._silent = True
+        self._status: int | None = None
+        self._chunked = False
+        self._event_stream = False
+        self._out: list[bytes] = []
+        self._tail = b""
+
+    async def run(self, pool: Pool, body: bytes) -> Outcome:
+        """Ends with the attempt; a cancelled one leaves the replica at once, so that it stops working for nobody."""
+        address = pool.address
+        head = request_head(
+            self._request, len(body), address.authority.encode("latin-1"), address.base.encode("latin-1")
+        )
+        head_only = self._request.method == b"HEAD"
+        self._timer = self._loop.call_later(self._patience.first_byte, self._check_time)
+        try:
+            connection = await pool.connection()
+            while True:
+                self._connection = connection
+                connection.send(head, body, self, head_only=head_only)
+                outcome = await self._done
+                stale = outcome.ending is Ending.UNREACHED and connection.reused and not connection.answered
+                if not stale:
+                    return outcome
+                # It was closed while idle, as keep-alive allows at any moment: no sign of ill health, and the
+                # request cannot have been begun. A fresh connection to the same replica settles it.
+                self._done = self._loop.create_future()
+                connection = await pool.connection(fresh=True)
+        except BrokenError as error:
+            return Outcome(Ending.UNREACHED, why=str(error))
+        finally:
+            self._timer.cancel()
+            if not self._done.done() and self._connection is not None:
+                self._connection.leave()
+
+    # -- the answer, as upstream parses it -----------------------------------------------------------------------
+
+    def head(self, head: Head) -> None:
+        self._silent = False
+        self._last = self._loop.time()
+        self._status = head.status
+        assert self._connection is not None
+        if self._observer.retries(head.status):
+            self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}"))
+            self._connection.leave()
+            return
+        extra = self._observer.answering(head)
+        request = self._request
+        bodiless = head.bodiless or request.method == b"HEAD"
+        measured = head.header(b"content-length") is not None and head.header(b"transfer-encoding") is None
+        self._chunked = not bodiless and not measured and request.http11
+        # HTTP/1.0 knows no chunks: there the end of an unmeasured body is the end of the connection.
+        close = not self._client.keep_alive or (not bodiless and not measured and not request.http11)
+        if close:
+            request.keep_alive = False
+        self._event_stream = (head.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
+        self._client.begin(valve=self._connection)
+        self._out.append(response_head(head, extra, chunked=self._chunked, close=close))
+
+    def body(self, piece: bytes) -> None:
+        if self._chunked:
+            self._out += (b"%x\r\n" % len(piece), piece, b"\r\n")
+        else:
+            self._out.append(piece)
+        self._tail = piece[-2:]
+        self._observer.feed(piece)
+
+    def flush(self) -> None:
+        self._last = self._loop.time()
+        if self._out:
+            self._client.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
+            self._out.clear()
+
+    def complete(self) -> None:
+        if self._chunked:
+            self._out.append(b"0\r\n\r\n")
+        self.flush()
+        self._client.finish()
+        self._settle(Outcome(Ending.COMPLETE, self._status))
+
+    def broken(self, why: BrokenError) -> None:
+        if self._silent:
+            self._settle(Outcome(Ending.UNREACHED, why=str(why)))
+        else:
+            self._tell(str(why))
+
+    def _tell(self, why: str) -> None:
+        """The client has part of an answer: say that it is only a part."""
+        if self._event_stream and (self._chunked or not self._request.http11):
+            event = errors.broken_stream(why).event()
+            if self._tail and not self._tail.endswith(b"\n\n"):
+                event = b"\n\n" + event
+            self.body(event) if self._chunked else self._out.append(event)
+            if self._chunked:
+                self._out.append(b"0\r\n\r\n")
+            self.flush()
+            self._client.finish(close=True)
+        else:
+            self.flush()
+            self._client.abort()
+        self._settle(Outcome(Ending.BROKEN, self._status, why))
+
+    def _settle(self, outcome: Outcome) -> None:
+        if not self._done.done():
+            self._done.set_result(outcome)
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def _check_time(self) -> None:
+        if self._done.done():
+            return
+        bound = self._patience.first_byte if self._silent else self._patience.idle
+        quiet = self._loop.time() - self._last
+        if quiet < bound:
+            self._timer = self._loop.call_later(bound - quiet, self._check_time)
+            return
+        if self._silent:
+            self._settle(Outcome(Ending.SILENT, why=f"no answer within {bound:g} s (first_byte_timeout_seconds)"))
+        elif self._client.stalled:
+            # Not the replica's fault: its bytes lie here unread.
+            self._client.abort()
+            self._settle(Outcome(Ending.BROKEN, self._status, f"the client read nothing for {bound:g} s"))
+        else:
+            self._tell(f"it sent nothing for {bound:g} s (idle_timeout_seconds)")
+        if self._connection is not None:
+            self._connection.leave()

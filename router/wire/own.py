@@ -1,0 +1,61 @@
+"""The three paths that the router answers itself on the clients' side. Every other path and method is a replica's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from router.telemetry import CONTENT_TYPE
+from router.wire.http import Head, response_head
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from router.wire.front import Front
+    from router.wire.http import Request
+
+
+class Own:
+    """GET and HEAD of /health (the router lives), /ready (it can serve; 503 says what is missing) and /metrics."""
+
+    def __init__(
+        self,
+        beyond: Callable[[Request, Front], Awaitable[None]],
+        *,
+        missing: Callable[[], list[str]],
+        metrics: Callable[[], bytes],
+    ) -> None:
+        self._beyond = beyond
+        self._missing = missing
+        self._metrics = metrics
+
+    async def serve(self, request: Request, client: Front) -> None:
+        if request.method not in (b"GET", b"HEAD"):
+            await self._beyond(request, client)
+            return
+        match request.path:
+            case "/health":
+                _answer(request, client, 200, "application/json", b'{"status":"ok"}')
+            case "/ready":
+                missing = self._missing()
+                body = orjson.dumps({"ready": not missing, "missing": missing})
+                _answer(request, client, 503 if missing else 200, "application/json", body)
+            case "/metrics":
+                _answer(request, client, 200, CONTENT_TYPE, self._metrics())
+            case _:
+                await self._beyond(request, client)
+
+
+def _answer(request: Request, client: Front, status: int, kind: str, body: bytes) -> None:
+    reason = b"OK" if status == 200 else b"Service Unavailable"
+    head = Head(
+        status,
+        reason,
+        [(b"Content-Type", kind.encode()), (b"Content-Length", b"%d" % len(body)), (b"Cache-Control", b"no-store")],
+    )
+    client.begin()
+    client.write(response_head(head, [], chunked=False, close=not client.keep_alive))
+    if request.method != b"HEAD":
+        client.write(body)
+    client.finish()

@@ -1,0 +1,173 @@
+"""What an answer says in passing: its text, its tokens, its usage. These watch; they never touch the bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+# A line of an event stream longer than this is passed on but not read (a single logprobs line may be megabytes).
+MAX_LINE_BYTES = 1024 * 1024
+# The most of a whole JSON answer that is kept for reading at its end.
+MAX_JSON_BYTES = 8 * 1024 * 1024
+# An answer's text beyond this is no longer gathered: its blocks will not be known to the index.
+MAX_TEXT_CHARS = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was learned of one answer. `text` and `token_ids` are None where they are not known exactly."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    failed: bool = False  # an error object came in place of, or in the middle of, the answer
+
+
+class Watch(Protocol):
+    def feed(self, piece: bytes) -> None: ...
+
+    def answer(self) -> Answer:
+        """What is known by now."""
+
+
+def _usage(answer: Answer, usage: object) -> None:
+    if not isinstance(usage, dict):
+        return
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if isinstance(prompt, int):
+        answer.prompt_tokens = prompt
+    if isinstance(completion, int):
+        answer.completion_tokens = completion
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+        answer.cached_tokens = details["cached_tokens"]
+    elif isinstance(prompt, int) and "prompt_tokens_details" in usage and answer.cached_tokens is None:
+        # vLLM writes null details, even where it counts them, for a prompt of which nothing was cached.
+        answer.cached_tokens = None
+
+
+class EventWatch:
+    """Reads a `text/event-stream` answer of the chat or completions route, split anywhere."""
+
+    def __init__(self) -> None:
+        self._answer = Answer()
+        self._rest = b""
+        self._skipping = False
+        self._text: list[str] = []
+        self._chars = 0
+        self._ids: list[int] = []
+        self._ids_known = False
+        self._opaque = False  # something other than plain text was generated, or too much of it
+
+    def feed(self, piece: bytes) -> None:
+        lines = (self._rest + piece).split(b"\n") if self._rest else piece.split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if self._skipping:
+                self._skipping = False
+                continue
+            if line.startswith(b"data:"):
+                self._data(line[5:].strip())
+        if len(self._rest) > MAX_LINE_BYTES:
+            self._rest = b""
+            self._skipping = self._opaque = True
+
+    def _data(self, data: bytes) -> None:
+        if not data.startswith(b"{"):
+            return  # [DONE], or nothing of ours
+        try:
+            event: Any = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            self._opaque = True
+            return
+        if "error" in event:
+            self._answer.failed = True
+        usage = event.get("usage")
+        if usage is not None:
+            _usage(self._answer, usage)
+        choices = event.get("choices")
+        if not isinstance(choices, list):
+            return
+        for choice in choices:
+            self._choice(choice)
+
+    def _choice(self, choice: Any) -> None:
+        if not isinstance(choice, dict) or choice.get("index", 0) != 0:
+            self._opaque = True
+            return
+        delta = choice.get("delta")
+        if isinstance(delta, dict):
+            text = delta.get("content")
+            if delta.get("tool_calls") or delta.get("reasoning") or delta.get("reasoning_content"):
+                self._opaque = True
+        else:
+            text = choice.get("text")
+        if isinstance(text, str) and text:
+            self._chars += len(text)
+            if self._chars > MAX_TEXT_CHARS:
+                self._opaque = True
+                self._text.clear()
+            else:
+                self._text.append(text)
+        ids = choice.get("token_ids")
+        if isinstance(ids, list) and self._chars <= MAX_TEXT_CHARS:
+            self._ids_known = True
+            self._ids += ids
+        if isinstance(reason := choice.get("finish_reason"), str):
+            self._answer.finish_reason = reason
+
+    def answer(self) -> Answer:
+        answer = self._answer
+        answer.text = None if self._opaque else "".join(self._text)
+        answer.token_ids = self._ids if self._ids_known and self._chars <= MAX_TEXT_CHARS else None
+        return answer
+
+
+class JsonWatch:
+    """Reads a whole JSON answer of the chat or completions route, once it is there."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size <= MAX_JSON_BYTES:
+            self._pieces.append(piece)
+        else:
+            self._pieces.clear()
+
+    def answer(self) -> Answer:
+        answer = Answer()
+        if not self._pieces:
+            return answer
+        try:
+            whole: Any = orjson.loads(b"".join(self._pieces))
+        except orjson.JSONDecodeError:
+            return answer
+        if not isinstance(whole, dict):
+            return answer
+        answer.failed = "error" in whole
+        _usage(answer, whole.get("usage"))
+        choices = whole.get("choices")
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            return answer
+        choice = choices[0]
+        message = choice.get("message")
+        if isinstance(message, dict):
+            plain = not (message.get("tool_calls") or message.get("reasoning") or message.get("reasoning_content"))
+            text = message.get("content") if plain else None
+        else:
+            text = choice.get("text")
+        if isinstance(text, str) and len(text) <= MAX_TEXT_CHARS:
+            answer.text = text
+        if isinstance(ids := choice.get("token_ids"), list):
+            answer.token_ids = ids
+        if isinstance(reason := choice.get("finish_reason"), str):
+            answer.finish_reason = reason
+        return answer

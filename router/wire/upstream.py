@@ -1,0 +1,295 @@
+"""The replica's side: a pool of connections to each, and the parser of what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, cast
+
+import httptools
+
+from router.wire.http import Head, Headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from router.config import Address
+
+# A replica's own limit on header bytes is far below; beyond this it is not an HTTP server.
+MAX_HEAD_BYTES = 256 * 1024
+
+
+class BrokenError(Exception):
+    """The connection to a replica ended, or said something that is not HTTP, before its answer was whole."""
+
+
+class Sink(Protocol):
+    """Where one answer goes. After `complete` (which flushes) or `broken` no call follows."""
+
+    def head(self, head: Head) -> None: ...
+
+    def body(self, piece: bytes) -> None: ...
+
+    def flush(self) -> None:
+        """All that one packet brought has been given, and the answer goes on."""
+
+    def complete(self) -> None: ...
+
+    def broken(self, why: BrokenError) -> None: ...
+
+
+class Upstream(asyncio.Protocol):
+    """One connection to a replica; one exchange at a time."""
+
+    __slots__ = (
+        "_complete",
+        "_head",
+        "_head_only",
+        "_head_seen",
+        "_headers",
+        "_loop",
+        "_paused",
+        "_pool",
+        "_reason",
+        "_sink",
+        "_surplus",
+        "_until_close",
+        "answered",
+        "idle_since",
+        "parser",
+        "reused",
+        "transport",
+    )
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self.parser = httptools.HttpResponseParser(self)
+        self.transport: asyncio.Transport | None = None
+        self._sink: Sink | None = None
+        self._head: Head | None = None
+        self._headers: Headers = []
+        self._reason = b""
+        self._head_only = False
+        self._head_seen = 0
+        self._complete = False
+        self._surplus = False
+        self._until_close = False
+        self._paused = False
+        self.reused = False
+        self.answered = False  # at least one byte of the current answer has come
+        self.idle_since = 0.0
+
+    # -- use ----------------------------------------------------------------------------------------------------
+
+    def send(self, head: bytes, body: bytes, sink: Sink, *, head_only: bool) -> None:
+        """Send a request; its answer goes to `sink`. `head_only`: the answer to HEAD has no body."""
+        assert self.transport is not None
+        assert self._sink is None
+        self._sink = sink
+        self._head_only = head_only
+        self._head = None
+        self._head_seen = 0
+        self._complete = self._surplus = self._until_close = False
+        self.answered = False
+        if body:
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(head)
+
+    def leave(self) -> None:
+        """Give up the exchange: closing is the only way to tell a replica that nobody waits for its answer."""
+        self._sink = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause_reading(self) -> None:
+        if not self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    # -- the socket ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)  # uvloop's own class is none by inheritance
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        sink = self._sink
+        if sink is None:
+            # Bytes that answer no request: this is no connection to send another one on.
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        self.answered = True
+        if self._head is None:
+            self._head_seen += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail("it switched protocols unasked")
+            return
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError as error:
+            if not self._complete:
+                self._fail(f"its answer is not valid HTTP: {error}")
+                return
+            self._surplus = True
+        if self._head is None and self._head_seen > MAX_HEAD_BYTES:
+            self._fail(f"its answer's headers exceed {MAX_HEAD_BYTES} bytes")
+            return
+        if self._sink is None:
+            return
+        if self._complete:
+            self._end()
+        else:
+            sink.flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        if self._sink is None:
+            return
+        if self._until_close and exc is None:
+            self._end()
+        elif self._head is None:
+            self._fail("it closed the connection without an answer" if exc is None else _name(exc))
+        else:
+            self._fail("it closed the connection in the middle of its answer" if exc is None else _name(exc))
+
+    def _fail(self, why: str) -> None:
+        sink, self._sink = self._sink, None
+        if self.transport is not None:
+            self.transport.abort()
+        if sink is not None:
+            sink.broken(BrokenError(why))
+
+    def _end(self) -> None:
+        sink, self._sink = self._sink, None
+        reusable = not self._until_close and not self._surplus and self._complete and self.parser.should_keep_alive()
+        if self._head_only or not reusable:
+            # After HEAD the parser waits for a body that never comes; a new connection is cheaper than a second parser.
+            if self.transport is not None:
+                self.transport.close()
+        else:
+            self.resume_reading()
+            self._pool.give_back(self)
+        if sink is not None:
+            sink.complete()
+
+    # -- httptools' callbacks -----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._headers = []
+        self._reason = b""
+        if self._complete:
+            self._surplus = True
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head is None:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            return
+        status = self.parser.get_status_code()
+        if 100 <= status < 200:
+            return  # interim (RFC 9110 15.2): the answer proper follows
+        head = Head(status, self._reason, self._headers)
+        self._head = head
+        if not head.bodiless and not self._head_only:
+            framed = head.header(b"content-length") is not None or head.header(b"transfer-encoding") is not None
+            self._until_close = not framed
+        if self._sink is not None:
+            self._sink.head(head)
+        if self._head_only:
+            self._complete = True
+
+    def on_body(self, piece: bytes) -> None:
+        if self._sink is not None and not self._complete:
+            self._sink.body(piece)
+
+    def on_message_complete(self) -> None:
+        if self._head is not None:
+            self._complete = True
+
+
+class Pool:
+    """Connections to one replica. Most recently used first, so that idle ones age and are closed."""
+
+    def __init__(
+        self, address: Address, *, connect_seconds: float, idle_seconds: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.address = address
+        self._connect_seconds = connect_seconds
+        self._idle_seconds = idle_seconds
+        self._tls = tls if tls is not None else (ssl.create_default_context() if address.tls else None)
+        self._idle: deque[Upstream] = deque()
+        self._loop = asyncio.get_running_loop()
+
+    async def connection(self, *, fresh: bool = False) -> Upstream:
+        """A connection to send one request on. Raises `BrokenError` where there is none to be had."""
+        if not fresh and (connection := self.take_idle()) is not None:
+            return connection
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, connection = await self._loop.create_connection(
+                    lambda: Upstream(self), self.address.host, self.address.port, ssl=self._tls
+                )
+        except TimeoutError:
+            raise BrokenError(f"no connection within {self._connect_seconds:g} s (connect_timeout_seconds)") from None
+        except OSError as error:
+            raise BrokenError(_name(error)) from None
+        return connection
+
+    def take_idle(self) -> Upstream | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.transport is None or connection.transport.is_closing():
+                continue
+            if self._loop.time() - connection.idle_since >= self._idle_seconds:
+                connection.transport.abort()
+                continue
+            connection.reused = True
+            return connection
+        return None
+
+    def give_back(self, connection: Upstream) -> None:
+        if connection.transport is None or connection.transport.is_closing():
+            return
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+
+    def forget(self, connection: Upstream) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close_idle(self, *, older_than: float | None = None) -> None:
+        """Close connections idle for `older_than` seconds (default: the pool's own bound, below the engine's 5 s)."""
+        bound = self._idle_seconds if older_than is None else older_than
+        now = self._loop.time()
+        while self._idle and now - self._idle[0].idle_since >= bound:
+            connection = self._idle.popleft()
+            if connection.transport is not None:
+                connection.transport.close()
+
+    @property
+    def idle(self) -> Iterable[Upstream]:
+        return tuple(self._idle)
+
+
+def _name(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text[0].lower() + text[1:]

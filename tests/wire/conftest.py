@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import uvloop
+
+from router.app import Router
+from router.config import Settings, load
+from tests.wire.scripted import Raw, Script, Scripted
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+class Bench:
+    """Builds replicas, routers and clients, and takes all of them down at the end of the test."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def replica(self, script: Script | None = None) -> Scripted:
+        replica = await Scripted(script).start()
+        self._stack.push_async_callback(replica.stop)
+        return replica
+
+    async def router(self, *replicas: Scripted, **changes: Any) -> Router:
+        """`changes`: leaf settings by name."""
+        settings = settings_for([replica.url for replica in replicas], **changes)
+        return await self._stack.enter_async_context(Router(settings))
+
+    async def client(self, router: Router) -> Raw:
+        client = await Raw.connect(router.address)
+        self._stack.callback(client.writer.close)
+        return client
+
+
+def settings_for(urls: list[str], **changes: Any) -> Settings:
+    flags = {"port": "0", "drain_seconds": "0.2", **{k: str(v) for k, v in changes.items()}}
+    return load(replicas=urls, flags=flags, environ={})
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        yield Bench(stack)
