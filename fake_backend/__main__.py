@@ -1,0 +1,5 @@
+import sys
+
+from fake_backend.cli import main
+
+sys.exit(main())

@@ -1,0 +1,281 @@
+"""One replica put together: tokenizer, engines, answers, metrics; and how a prompt becomes sequences in an engine."""
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fake_backend import budget, errors
+from fake_backend.answers import Answers, Wish
+from fake_backend.clock import Clock
+from fake_backend.engine import Engine, Outcome
+from fake_backend.metrics import Metrics
+from fake_backend.naming import Namer
+from fake_backend.request import Request
+from fake_backend.runtime import Runtime, Signal, Ticket
+from fake_backend.scheduler import SchedulerConfig
+from fake_backend.settings import LoraModule, Settings
+from fake_backend.timing import StepTime, roofline
+from router.prompt.blocks import NO_EXTRA, Extra
+from router.prompt.reader import Reader
+from router.prompt.tokens import Tokenizer
+
+log = logging.getLogger("fake_backend")
+
+
+@dataclass(slots=True)
+class Job:
+    """What an endpoint wants generated for one prompt."""
+
+    id: str
+    prompt_ids: list[int]
+    wish: Wish
+    lora: LoraModule | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    reads_cache: bool = True
+    n: int = 1
+    rank: int | None = None
+    """The data-parallel rank that was asked for."""
+    transfer: Mapping[str, Any] | None = None
+    signal: Signal = field(default_factory=Signal)
+    """Shared by the jobs of one exchange."""
+    tickets: list[Ticket] = field(default_factory=list)
+
+
+def step_time(settings: Settings) -> StepTime:
+    """The roofline of the settings' model and GPU."""
+    demand, model, gpu = settings.demand, settings.model, settings.gpu
+    form = budget.quantization(model, demand.quantization)
+    return roofline(
+        parameters=model.parameters,
+        active_parameters=model.active,
+        weight_bytes=model.parameters * budget.WEIGHT_BYTES[form],
+        attention_layers=model.kv_layers,
+        query_heads=model.query_heads,
+        head_size=model.head_size,
+        kv_bytes_per_token=budget.kv_bytes_per_token(model, demand.kv_dtype, 1),
+        flops=budget.arithmetic(demand),
+        bandwidth=gpu.bandwidth,
+        compute_efficiency=gpu.compute_efficiency,
+        bandwidth_efficiency=gpu.bandwidth_efficiency,
+        devices=demand.tensor_parallel,
+        overhead=settings.step_overhead,
+    )
+
+
+def scheduler_config(settings: Settings) -> SchedulerConfig:
+    return SchedulerConfig(
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        chunked_prefill=settings.chunked_prefill,
+        reserve_full_prompt=settings.reserve_full_prompt,
+        policy=settings.policy,
+        max_loras=settings.max_loras if settings.enable_lora else None,
+    )
+
+
+def cache_config(settings: Settings) -> dict[str, str]:
+    """The labels of ``vllm:cache_config_info``: every field of vLLM's CacheConfig, as strings."""
+    size, blocks = settings.block_size, settings.plan.num_blocks
+    labels = {
+        "_block_size_resolved": "True",
+        "block_size": str(size),
+        "cache_dtype": settings.demand.kv_dtype,
+        "cache_hit_alignment_tokens": "None",
+        "effective_attention_block_size": str(size),
+        "enable_mamba_shared_prefix_checkpoint": "False",
+        "enable_prefix_caching": str(settings.prefix_caching),
+        "gpu_memory_utilization": str(settings.demand.utilization),
+        "hash_block_size": "None",
+        "is_attention_free": "False",
+        "kv_cache_dtype_skip_layers": "[]",
+        "kv_cache_layout": "None",
+        "kv_cache_max_concurrency": str(blocks * size / settings.max_model_len),
+        "kv_cache_memory_bytes": "None",
+        "kv_cache_size_tokens": str(blocks * size),
+        "kv_offloading_backend": settings.offloading_backend,
+        "kv_offloading_size": "None",
+        "kv_sharing_fast_prefill": "False",
+        "mamba_block_size": "None",
+        "mamba_cache_dtype": "auto",
+        "mamba_cache_mode": "none",
+        "mamba_page_size_padded": "None",
+        "mamba_ssm_cache_dtype": "auto",
+        "num_cpu_blocks": "None",
+        "num_gpu_blocks": str(blocks),
+        "num_gpu_blocks_override": "None",
+        "prefix_cache_retention_interval": "0",
+        "prefix_caching_hash_algo": settings.hash_algorithm,
+        "prefix_match_unit": "None",
+        "replayssm_buffer_len": "16",
+        "skip_page_size_padded": "None",
+        "sliding_window": "None",
+        "swa_bounded_replay": "True",
+        "use_kda_recoverssm": "False",
+        "use_replayssm": "False",
+        "user_specified_block_size": "False",
+    }
+    return labels | settings.cache_labels
+
+
+class Replica:
+    """What the endpoints work with."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.tokenizer = Tokenizer.load(settings.tokenizer)
+        self.reader = Reader(self.tokenizer, trust_request_chat_template=True)
+        self.answers = Answers(self.tokenizer, settings.style, settings.seed)
+        self.loras: dict[str, LoraModule] = {module.name: module for module in settings.loras}
+        self.fingerprint = f"vllm-{settings.vllm_version}-{secrets.token_hex(4)}"
+        self.created = int(time.time())
+        self.dead = False
+        """The engine has died; the HTTP server still answers."""
+        self.in_server = 0
+        """Requests inside the HTTP server, for /load."""
+        self.start_engines()
+
+    def start_engines(self) -> None:
+        """Fresh engines with empty caches, counters at zero, and hashes as a new process would seed them."""
+        settings = self.settings
+        self.clock = Clock(settings.time_scale)
+        self.namer = Namer(settings.hash_algorithm, settings.block_size)
+        config, time_of_step = scheduler_config(settings), step_time(settings)
+        self.engines = [
+            Engine(
+                config,
+                settings.plan.num_blocks,
+                time_of_step,
+                caching=settings.prefix_caching,
+                record_events=settings.kv_events is not None,
+            )
+            for _rank in range(settings.data_parallel)
+        ]
+        self.metrics = Metrics(settings.served_names[0], settings.max_model_len, self.engines, cache_config(settings))
+        self.runtimes = [Runtime(engine, self.clock, self._observer(rank)) for rank, engine in enumerate(self.engines)]
+
+    def _observer(self, rank: int) -> Any:
+        def observe(outcome: Outcome, now: float) -> None:
+            self.metrics.observe(rank, outcome, now)
+
+        return observe
+
+    def start(self) -> None:
+        for runtime in self.runtimes:
+            runtime.start()
+
+    async def stop(self) -> None:
+        for runtime in self.runtimes:
+            await runtime.stop()
+
+    async def restart(self) -> None:
+        """As if the process had been replaced: caches, counters, clocks and identities are new."""
+        await self.stop()
+        self.fingerprint = f"vllm-{self.settings.vllm_version}-{secrets.token_hex(4)}"
+        self.created = int(time.time())
+        self.start_engines()
+        self.metrics.process.started = time.time()
+        self.start()
+
+    def transfer_params(self, ticket: Ticket) -> Mapping[str, Any] | None:
+        """What a prefill replica hands back for the decode replica; None without a KV connector."""
+        del ticket
+        return None
+
+    def event_sources(self) -> dict[str, Any]:
+        """Where KV events can be subscribed to, by data-parallel rank."""
+        return {}
+
+    def model_names(self) -> list[str]:
+        return [*self.settings.served_names, *self.loras]
+
+    def adapter(self, model: str | None) -> LoraModule | None:
+        """The adapter that a model name means, None for the base model. Raises ApiError 404 for an unknown name."""
+        if not model or model in self.settings.served_names:
+            return None
+        if model in self.loras:
+            return self.loras[model]
+        raise errors.unknown_model(model, self.model_names())
+
+    def check_prompt(self, ids: list[int], *, text: bool) -> None:
+        """Raises ApiError for a prompt that the engine would refuse; ``text``: it was tokenized here."""
+        limit = self.settings.max_model_len
+        if not ids:
+            message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+            raise errors.ApiError(400, message, param="prompt")
+        if len(ids) > limit:
+            # vLLM stops tokenizing a text one token past the limit, so it knows no more than that.
+            raise errors.too_long(limit, limit + 1 if text else len(ids), at_least=text or len(ids) == limit + 1)
+        if len(ids) == limit:
+            raise errors.no_room(limit)
+        top = max(ids)
+        if top >= self.tokenizer.vocab_size:
+            raise errors.ApiError(400, f"Token id {top} is out of vocabulary")
+
+    def check_rank(self, rank: int | None) -> None:
+        if rank is not None and not 0 <= rank < len(self.engines):
+            raise errors.ApiError(400, f"data_parallel_rank {rank} is out of range [0, {len(self.engines)}).")
+
+    def admit(self, sequences: int) -> None:
+        """The queue limits of vLLM's front end (v1/engine/async_llm.py). Raises ApiError 503."""
+        settings = self.settings
+        if settings.max_num_queued_reqs is not None:
+            present = sum(len(engine.scheduler) for engine in self.engines)
+            if present + sequences > settings.max_num_queued_reqs:
+                self.metrics.rejected("max_num_queued_reqs")
+                raise errors.queue_full()
+        if settings.max_num_queued_tokens is not None:
+            queued = sum(engine.queued_prompt_tokens for engine in self.engines)
+            if queued >= settings.max_num_queued_tokens:
+                self.metrics.rejected("max_num_queued_tokens")
+                raise errors.backlog_full()
+
+    def submit(self, job: Job) -> list[Ticket]:
+        """Start a job: its tickets, one per answer."""
+        rank = job.rank if job.rank is not None else self._least_loaded()
+        extra = NO_EXTRA
+        if job.lora is not None or job.cache_salt:
+            lora_name, lora_path = (job.lora.name, job.lora.path) if job.lora else (None, None)
+            extra = Extra(lora_name, lora_path, job.cache_salt)
+        for index in range(job.n):
+            answer = self.answers.make(job.prompt_ids, job.wish, index)
+            names = self.namer.names(job.prompt_ids + answer.ids, extra)
+            request = Request(
+                id=f"{job.id}-{index}-{secrets.token_hex(4)}" if job.n > 1 else f"{job.id}-{secrets.token_hex(4)}",
+                prompt_tokens=len(job.prompt_ids),
+                answer_tokens=len(answer.ids),
+                keys=names.keys,
+                arrival=self.clock.now(),
+                ends_with=answer.reason,
+                max_tokens=job.wish.max_tokens,
+                priority=job.priority,
+                lora=job.lora.name if job.lora else None,
+                reads_cache=job.reads_cache,
+                transfer=job.transfer,
+            )
+            ticket = Ticket(request, answer, job.prompt_ids, job.signal)
+            job.tickets.append(ticket)
+            self.runtimes[rank].submit(ticket)
+        return job.tickets
+
+    def abandon(self, jobs: Iterable[Job]) -> None:
+        """The client has left: stop working on what is not done."""
+        for job in jobs:
+            for ticket in job.tickets:
+                if not ticket.done:
+                    log.info("aborted %s after %d tokens", ticket.request.id, ticket.request.generated)
+                    ticket.abandon()
+
+    def _least_loaded(self) -> int:
+        """The balance of vLLM over its ranks (v1/engine/core_client.py): waiting counts four times."""
+        loads = [
+            4 * (len(engine.scheduler) - len(engine.scheduler.running)) + len(engine.scheduler.running)
+            for engine in self.engines
+        ]
+        return loads.index(min(loads))

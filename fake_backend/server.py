@@ -1,0 +1,162 @@
+"""The HTTP server: routes, authorisation, faults, and what every request has in common."""
+
+import asyncio
+import hmac
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+from fake_backend import chat, completions, control, embeddings, info, tokens
+from fake_backend.errors import JSON_HEADERS, ApiError, compact, engine_failure
+from fake_backend.faults import METRICS_KINDS, Faults
+from fake_backend.metrics import CONTENT_TYPE
+from fake_backend.replica import Replica
+from fake_backend.settings import Settings
+from fake_backend.wire import ClientGoneError, Exchange, Listener
+
+log = logging.getLogger("fake_backend")
+
+Endpoint = Callable[[Replica, Exchange], Awaitable[None]]
+
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+"""Paths that --api-key protects; all others stay open, as in vLLM."""
+
+_COMMON: dict[tuple[str, str], Endpoint] = {
+    ("GET", "/health"): info.health,
+    ("GET", "/ping"): info.health,
+    ("POST", "/ping"): info.health,
+    ("GET", "/version"): info.version,
+    ("GET", "/load"): info.load,
+    ("GET", "/metrics"): info.metrics,
+    ("GET", "/kv_event_sources"): info.kv_event_sources,
+    ("GET", "/v1/models"): info.models,
+    ("POST", "/tokenize"): tokens.tokenize,
+    ("POST", "/detokenize"): tokens.detokenize,
+}
+_GENERATE: dict[tuple[str, str], Endpoint] = {
+    ("POST", "/v1/chat/completions"): chat.handle,
+    ("POST", "/v1/completions"): completions.handle,
+}
+_POOL: dict[tuple[str, str], Endpoint] = {("POST", "/v1/embeddings"): embeddings.handle}
+
+
+class Server:
+    """One replica behind one address. Usable in a process of its own (cli.py) or inside a test."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.replica = Replica(settings)
+        self.faults = Faults()
+        self.listener = Listener(self._handle, settings.host, settings.port)
+        self.routes = self._routes(settings)
+        self._paths: dict[str, list[str]] = {}
+        for method, path in self.routes:
+            self._paths.setdefault(path, []).append(method)
+
+    def _routes(self, settings: Settings) -> dict[tuple[str, str], Endpoint]:
+        # A real replica serves either kind of model; this one has embeddings beside text, for it has neither model.
+        kinds = _POOL if settings.embedding else _GENERATE | _POOL
+        return _COMMON | kinds
+
+    @property
+    def port(self) -> int:
+        return self.listener.port
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.listener.host}:{self.listener.port}"
+
+    async def start(self) -> None:
+        """Listen and run the engines. Raises OSError if the address is taken."""
+        await self.listener.open()
+        self.replica.start()
+
+    async def stop(self) -> None:
+        await self.listener.close()
+        await self.replica.stop()
+
+    async def restart(self, down: float = 0.0) -> None:
+        """Vanish, lose everything in the cache, and come back at the same address after ``down`` seconds."""
+        await self.listener.close(reset=True)
+        await self.replica.restart()
+        if down:
+            await asyncio.sleep(down)
+        await self.listener.open()
+
+    async def refuse(self, seconds: float) -> None:
+        """Refuse connections for a while, without losing the cache; open ones are reset."""
+        await self.listener.close(reset=True)
+        await asyncio.sleep(seconds)
+        await self.listener.open()
+
+    async def __aenter__(self) -> "Server":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.stop()
+
+    async def _handle(self, exchange: Exchange) -> None:
+        request, replica = exchange.request, self.replica
+        if request.path.startswith("/fake/"):
+            await control.handle(self, exchange)
+            return
+        began = time.perf_counter()
+        replica.in_server += 1
+        route = "none"
+        try:
+            if replica.settings.request_id_headers:
+                identity = request.headers.get("x-request-id") or uuid.uuid4().hex
+                exchange.extra_headers.append(("x-request-id", identity))
+            rule = self.faults.find(request.path)
+            if rule is not None and await self.faults.before(rule, exchange):
+                return
+            if not self._authorised(exchange):
+                exchange.reply(401, compact({"error": "Unauthorized"}), JSON_HEADERS[:1])
+                return
+            endpoint = self.routes.get((request.method, request.path))
+            if endpoint is None:
+                route = request.path if self._no_such_route(exchange) else "none"
+                return
+            route = request.path
+            if rule is not None and rule.kind in METRICS_KINDS:
+                text = self.faults.metrics(rule, replica.metrics.text())
+                exchange.reply(200, text, (("content-type", CONTENT_TYPE), *info.VARY))
+                return
+            if rule is not None and rule.kind == "engine_error":
+                raise engine_failure()
+            await endpoint(replica, exchange)
+        except ApiError as error:
+            if not exchange.status:
+                exchange.reply(error.status, error.body(), JSON_HEADERS)
+        except ClientGoneError:
+            pass
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            if not exchange.status:
+                exchange.reply(500, engine_failure().body(), JSON_HEADERS)
+        finally:
+            replica.in_server -= 1
+            if exchange.status:
+                sizes = (len(request.body), exchange.bytes_out)
+                took = time.perf_counter() - began
+                replica.metrics.http.observe(request.method, route, exchange.status, sizes, took)
+
+    def _authorised(self, exchange: Exchange) -> bool:
+        keys = self.replica.settings.api_keys
+        if not keys or not exchange.request.path.startswith(_GUARDED) or exchange.request.method == "OPTIONS":
+            return True
+        scheme, _space, token = exchange.request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and any(
+            hmac.compare_digest(token.encode("utf-8", "surrogateescape"), key.encode()) for key in keys
+        )
+
+    def _no_such_route(self, exchange: Exchange) -> bool:
+        """Answer 405 where the path exists (True), 404 where it doesn't."""
+        methods = self._paths.get(exchange.request.path)
+        if methods is None:
+            exchange.reply(404, compact({"detail": "Not Found"}), JSON_HEADERS)
+            return False
+        headers = (("allow", ", ".join(sorted(methods))), *JSON_HEADERS)
+        exchange.reply(405, compact({"detail": "Method Not Allowed"}), headers)
+        return True
