@@ -17,17 +17,18 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.client import Client, Record, open_session
-from bench.hit_rate import DEFAULT_POLICY, quantile
+from bench.hit_rate import DEFAULT_POLICY, quantile, replica_name
 from bench.processes import Processes, StartError, port_is_free
 from bench.replica_metrics import ReplicaMetrics, scrape
 from bench.workloads import MultiTurn, Script
 
-MODEL = "warmroute/demo"
+MODEL = "Llama-3.1-8B"
 REPLICAS = 3
 CHATS = 12
-# Long enough a system prompt and small enough pools that a misplaced chat costs something within seconds.
-WORKLOAD = MultiTurn(sessions=CHATS, turns=6, system_chars=4000, stagger_s=0.3, think_s=(0.2, 1.0))
-REPLICA_FLAGS = ("--enable-prompt-tokens-details", "--num-gpu-blocks-override", "1500")
+WORKLOAD = MultiTurn(sessions=CHATS, turns=6, system_chars=4000, answer_tokens=(16, 48), stagger_s=0.3)
+# A small GPU, where a cold prompt costs a person's patience and a pool holds about ten of these chats.
+GPU = "L4"
+REPLICA_FLAGS = ("--model", MODEL, "--gpu", GPU, "--max-model-len", "8192", "--enable-prompt-tokens-details")
 _TICK_S = 1.0
 _PRINT_EVERY_S = 5.0
 _AFTER_FAILURE_S = 1.0
@@ -68,8 +69,7 @@ async def run(arguments: argparse.Namespace) -> int:
     console = Console()
     console.print(f"Starting {2 * REPLICAS} replicas and 2 routers ...", style="dim")
     async with Processes() as processes, open_session() as session:
-        flags = ("--model", MODEL, *REPLICA_FLAGS)
-        urls = await processes.replicas(2 * REPLICAS, flags)
+        urls = await processes.replicas(2 * REPLICAS, REPLICA_FLAGS)
         ours, theirs = urls[:REPLICAS], urls[REPLICAS:]
         warm = Side("warmroute", await processes.router(ours, policy=DEFAULT_POLICY, port=arguments.port), ours)
         plain = Side("round robin", await processes.router(theirs, policy="round_robin"), theirs)
@@ -138,17 +138,21 @@ def screen(warm: Side, plain: Side) -> Group:
 
 
 def _replicas(side: Side) -> Table:
-    replicas = Table(title=f"{CHATS} chats at a time through {side.name}", title_justify="left", expand=False)
+    replicas = Table(
+        title=f"{side.name}: {CHATS} chats at a time, {MODEL} on {REPLICAS} x {GPU} (modelled)",
+        title_justify="left",
+        expand=False,
+    )
     replicas.add_column("replica", no_wrap=True)
     for column in ("requests", "in flight", "waiting", "KV use", "hit rate"):
         replicas.add_column(column, justify="right", no_wrap=True)
     for url in side.replicas:
         seen = side.metrics.get(url)
         if seen is None:
-            replicas.add_row(url, *["-"] * 5)
+            replicas.add_row(replica_name(url), *["-"] * 5)
             continue
         kv, hits = f"{seen.kv_usage:.1%}", f"{seen.hit_rate:.1%}"
-        replicas.add_row(url, str(seen.requests), str(seen.in_flight), str(seen.waiting), kv, hits)
+        replicas.add_row(replica_name(url), str(seen.requests), str(seen.in_flight), str(seen.waiting), kv, hits)
     return replicas
 
 

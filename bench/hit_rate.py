@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_POLICY = "cost"
 OF_ORACLE = 0.95
 BUSIEST_OVER_MEAN = 1.25
-MODEL = "warmroute/bench"
+MODEL = "Llama-3.1-8B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def summarise(
     rate = cached / asked if asked else 0.0
     best = ceilings(run, block_size=pools[0].block_size, replicas=len(replicas), pool_blocks=pools[0].blocks - 1)
     counts = Counter(record.replica for record in records)
-    shares = {replica: counts[replica] for replica in replicas}
+    shares = {name: counts[name] for name in map(replica_name, replicas)}
     ttft = sorted(record.ttft_s * 1000 for record in good) or [0.0]
     return Result(
         policy=policy,
@@ -92,6 +92,11 @@ def summarise(
         ceilings=best,
         errors=tuple(record.error for record in records if record.error is not None)[:5],
     )
+
+
+def replica_name(url: str) -> str:
+    """Return the name that the router gives a replica in its answers: its host and port."""
+    return url.removeprefix("http://")
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

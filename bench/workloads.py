@@ -57,8 +57,8 @@ class MultiTurn:
     sessions: int = 32
     turns: int = 6
     system_chars: int = 4000
-    user_chars: tuple[int, int] = (120, 480)
-    answer_tokens: tuple[int, int] = (32, 96)
+    user_chars: tuple[int, int] = (200, 800)
+    answer_tokens: tuple[int, int] = (64, 192)
     stagger_s: float = 0.1
     think_s: tuple[float, float] = (0.2, 0.8)
 
