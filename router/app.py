@@ -139,11 +139,16 @@ class Router:
 
     # -- what probes find ---------------------------------------------------------------------------------------
 
-    async def _ready(self, replica: Replica) -> None:
+    async def _ready(self, replica: Replica) -> str:
         """A replica told its models: find their tokenizers before it is given requests."""
+        said = []
         for card in replica.models.values():
             if card.parent is None:
-                await asyncio.to_thread(self.readers.find, card.id, card.root)
+                reader = await asyncio.to_thread(self.readers.find, card.id, card.root)
+                said.append(f"{card.id}, read as {reader.mode}")
+            else:
+                said.append(f"{card.id}, an adapter of {card.parent}")
+        return "; ".join(said)
 
     def _restarted(self, replica: Replica) -> None:
         self.index.restart(replica.name)

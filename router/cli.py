@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import difflib
 import logging
 import signal
 import sys
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 after a clean end, 2 for settings that cannot work."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        close = difflib.get_close_matches(flag, ["--config", *(leaf.flag for leaf in leaves())], n=1)
+        parser.error(f"unknown argument {flag}" + (f"; did you mean {close[0]}?" if close else ""))
     if arguments.command is None:
         parser.print_help()
         return 0

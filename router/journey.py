@@ -126,7 +126,7 @@ class Journey:
                 # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
                 body = without_hand_off(body)
         if not self._fleet.ready():
-            client.refuse(errors.no_replica("; ".join(self._fleet.missing())))
+            client.refuse(errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)"))
             return "refused"
         prompt = await self._aside(len(body), lambda: self._read(ask, len(body)))
 
@@ -271,13 +271,13 @@ class Journey:
         return Leg(self, prompt, replica, decision, booking, chains, now)
 
     def _candidate(self, prompt: Prompt, replica: Replica, now: float) -> Candidate:
-        cached, leaf = [], False
+        cached, continues = [], False
         if prompt.reader is not None and prompt.prompts:
             for chain in self._chains(prompt, replica):
                 match = self._index.match(replica.name, chain.keys)
                 usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
                 cached.append(usable * replica.block_size)
-                leaf = leaf or match.leaf
+                continues = continues or match.continues
         running, waiting = replica.foreign(now)
         load = replica.load
         # What others have queued there is unknown; it is taken to be like this request.
@@ -285,7 +285,7 @@ class Journey:
         return Candidate(
             name=replica.name,
             cached=tuple(cached) or (0,) * len(prompt.tokens),
-            leaf=leaf,
+            continues=continues,
             waiting_ms=load.waiting_ms(now) + strangers_ms,
             decoding=load.decoding + running,
             in_flight=load.in_flight + running + waiting,
@@ -320,12 +320,15 @@ class Journey:
         if answer.completion_tokens is not None:
             self._telemetry.completion_tokens.labels(name).inc(answer.completion_tokens)
         ask, reader = leg.prompt.ask, leg.prompt.reader
-        if reader is None or len(leg.chains) != 1 or ask.n != 1 or leg.epoch != leg.replica.epoch:
+        if reader is None or leg.epoch != leg.replica.epoch:
             return
-        generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
-        if not generated or _altered(reader, answer, len(generated)):
-            return
-        self._index.record(name, leg.chains[0].extend(generated).keys)
+        chains = leg.chains
+        if len(chains) == 1 and ask.n == 1:
+            generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
+            if generated and not _altered(reader, answer, len(generated)):
+                chains = [chains[0].extend(generated)]
+        for chain in chains:
+            self._index.record(name, chain.keys, ended=True)
 
     def withdraw(self, leg: Leg) -> None:
         """The prompt was not computed there after all."""

@@ -35,8 +35,8 @@ class Candidate:
     name: str
     cached: tuple[int, ...]
     """Leading tokens it holds of each prompt of the request."""
-    leaf: bool
-    """The request continues what ended here."""
+    continues: bool
+    """The request goes on with a turn that ended here."""
     waiting_ms: float
     decoding: int
     in_flight: int
@@ -85,5 +85,5 @@ def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates)
 
 def begins_branch(candidates: Sequence[Candidate]) -> bool:
     """Whether the request is new everywhere: no replica holds a past that ends where this request goes on."""
-    deepest = max(candidates, key=lambda candidate: (candidate.hit, candidate.leaf))
-    return not deepest.leaf
+    deepest = max(candidates, key=lambda candidate: (candidate.hit, candidate.continues))
+    return not deepest.continues

@@ -42,7 +42,7 @@ class Cost:
             chosen = min(tied, key=lambda i: (candidates[i].routed_ms, candidates[i].in_flight))
             reason = "least cost for a new branch"
         else:
-            chosen = max(tied, key=lambda i: (candidates[i].hit, candidates[i].leaf, -candidates[i].routed_ms))
+            chosen = max(tied, key=lambda i: (candidates[i].hit, candidates[i].continues, -candidates[i].routed_ms))
             warmest = max(candidate.hit for candidate in candidates)
             reason = "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
         return chosen, reason

@@ -26,7 +26,10 @@ FAILURES_TO_LOSE = 3
 
 
 class Probe:
-    """Keeps one replica's state true. `found` is told of everything that changes what the replica holds or serves."""
+    """Keeps one replica's state true, and tells of all that changes what it holds or serves.
+
+    `ready` is awaited before a replica is given requests and returns what is to be said of it.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class Probe:
         every_seconds: float,
         timeout_seconds: float,
         headers: dict[str, str],
-        ready: Callable[[Replica], Awaitable[None]],
+        ready: Callable[[Replica], Awaitable[str]],
         restarted: Callable[[Replica], None],
         sized: Callable[[Replica], None],
     ) -> None:
@@ -53,8 +56,8 @@ class Probe:
 
     async def run(self) -> None:
         while True:
-            await self.once()
             await asyncio.sleep(self._every)
+            await self.once()
 
     async def once(self) -> None:
         """One round of questions. Never raises for what a replica does."""
@@ -66,19 +69,22 @@ class Probe:
             self._rounds += 1
             self._failures = 0
             if replica.state is not State.READY:
-                await self._ready(replica)
+                said = await self._ready(replica)
                 was, replica.state, replica.why = replica.state, State.READY, ""
-                log.info(
-                    "%s is ready%s: %s", replica.name, " again" if was is State.LOST else "", ", ".join(replica.models)
-                )
+                log.info("%s is ready%s: %s", replica.name, " again" if was is State.LOST else "", said)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._failures += 1
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         replica = self._replica
-        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         refused = isinstance(error, aiohttp.ClientConnectorError)
+        if isinstance(error, TimeoutError):
+            why = "no answer in time"
+        elif isinstance(error, aiohttp.ClientConnectorError):
+            why = (error.os_error.strerror or str(error.os_error)).lower()
+        else:
+            why = str(error) or type(error).__name__
         if replica.state is State.READY and (refused or self._failures >= FAILURES_TO_LOSE):
             replica.state = State.LOST
             replica.metrics = Metrics(cache=replica.metrics.cache, started=replica.metrics.started)

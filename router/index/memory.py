@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What one replica holds of a chain. `depth`: leading blocks. `leaf`: an earlier request ended just there, so that
-    this one continues it; otherwise it branches off something that others share, or nothing is held."""
+    """What one replica holds of a chain.
+
+    `depth`: leading blocks. `continues`: an earlier turn ended just there, so that this request goes on with it;
+    otherwise it branches off something that others share, or nothing is held.
+    """
 
     depth: int
-    leaf: bool
+    continues: bool
 
 
 class Index:
@@ -56,12 +59,13 @@ class Index:
         if residency is None or not keys:
             return Match(0, False)
         depth = residency.depth(keys)
-        return Match(depth, depth > 0 and residency.is_leaf(keys[depth - 1]))
+        return Match(depth, depth > 0 and residency.ends_a_turn(keys[depth - 1]))
 
-    def record(self, replica: str, keys: Sequence[int]) -> None:
+    def record(self, replica: str, keys: Sequence[int], *, ended: bool = False) -> None:
+        """See `Residency.record`."""
         residency = self._replicas.get(replica)
         if residency is not None:
-            residency.record(keys)
+            residency.record(keys, ended=ended)
 
     def forget(self, replica: str, keys: Sequence[int]) -> None:
         residency = self._replicas.get(replica)

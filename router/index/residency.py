@@ -15,27 +15,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+OPEN = 0
+"""The last whole block of a prompt that is not answered yet."""
+ENDED = 1
+"""The last whole block of one answered request, from which none went on."""
+SHARED = 2
+"""Requests went on from here, or several ended here."""
+
+
 class Residency:
     """The presumed cache of one replica. Keys are vLLM's block hashes, their low 64 bits.
 
     `capacity`: blocks, the engine's num_gpu_blocks - 1 (one is its null block). Memory: about 100 bytes a block.
     """
 
-    __slots__ = ("_continued", "capacity")
+    __slots__ = ("_held", "capacity")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"a replica holds at least one block, not {capacity}")
         self.capacity = capacity
-        # key -> whether some request went on from this block. Oldest first.
-        self._continued: dict[int, bool] = {}
+        # key -> how requests ended here or went on. Oldest first.
+        self._held: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._continued)
+        return len(self._held)
 
     def depth(self, keys: Sequence[int]) -> int:
         """How many leading blocks of a chain are held. Gallops, then bisects: O(log n) look-ups."""
-        held = self._continued
+        held = self._held
         low, high = 0, len(keys)  # keys[:low] are held; keys[high] is not, where there is one
         step = 1
         while low + step <= high and keys[low + step - 1] in held:
@@ -50,20 +58,27 @@ class Residency:
                 high = middle - 1
         return low
 
-    def is_leaf(self, key: int) -> bool:
-        """Whether this held block is where some earlier request ended, and none went on from it."""
-        return self._continued.get(key) is False
+    def ends_a_turn(self, key: int) -> bool:
+        """Whether one answered request ended in this block and nothing went on from it: a conversation waits here."""
+        return self._held.get(key) == ENDED
 
-    def record(self, keys: Sequence[int]) -> None:
-        """A request with these blocks was given to the replica: they are held now, and the most recently used."""
-        held = self._continued
+    def record(self, keys: Sequence[int], *, ended: bool = False) -> None:
+        """A request with these blocks was given to the replica: they are held now, and the most recently used.
+
+        `ended`: it has been answered; the blocks of the answer, as far as they are known, are among them.
+        """
+        held = self._held
         keys = keys[: self.capacity]
         if not keys:
             return
-        held[keys[-1]] = held.pop(keys[-1], False)
+        state = held.pop(keys[-1], OPEN)
+        if ended:
+            # Two turns that end in one block are two conversations, or too short to tell from one another.
+            state = ENDED if state == OPEN else SHARED
+        held[keys[-1]] = state
         for key in keys[-2::-1]:
             held.pop(key, None)
-            held[key] = True
+            held[key] = SHARED
         surplus = len(held) - self.capacity
         if surplus > 0:
             for key in list(islice(held, surplus)):
@@ -72,15 +87,15 @@ class Residency:
     def forget(self, keys: Sequence[int]) -> None:
         """These blocks, a suffix of a chain, were not computed after all."""
         for key in keys:
-            self._continued.pop(key, None)
+            self._held.pop(key, None)
 
     def resize(self, capacity: int) -> None:
         """The engine told its pool. The oldest go if it is smaller than was presumed."""
         self.capacity = capacity
-        surplus = len(self._continued) - capacity
+        surplus = len(self._held) - capacity
         if surplus > 0:
-            for key in list(islice(self._continued, surplus)):
-                del self._continued[key]
+            for key in list(islice(self._held, surplus)):
+                del self._held[key]
 
     def clear(self) -> None:
-        self._continued.clear()
+        self._held.clear()

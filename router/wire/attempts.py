@@ -120,7 +120,8 @@ class Attempt:
             return Outcome(Ending.UNREACHED, why=str(error))
         finally:
             self._timer.cancel()
-            if not self._done.done() and self._connection is not None:
+            # Cancelling the task cancels the future it waits for.
+            if self._connection is not None and (self._done.cancelled() or not self._done.done()):
                 self._connection.leave()
 
     # -- the answer, as upstream parses it -----------------------------------------------------------------------

@@ -88,6 +88,7 @@ class Front(asyncio.Protocol):
         "_body_size",
         "_door",
         "_head_seen",
+        "_head_size",
         "_headers",
         "_in_body",
         "_lingering",
@@ -122,7 +123,8 @@ class Front(asyncio.Protocol):
         self._headers: Headers = []
         self._body: list[bytes] = []
         self._body_size = 0
-        self._head_seen = 0
+        self._head_seen = 0  # bytes fed since the last message's end
+        self._head_size = 0  # bytes of the request line and headers that were parsed
         self._in_body = False
         self._refusal: Refusal | None = None
         self._lingering = False
@@ -204,9 +206,9 @@ class Front(asyncio.Protocol):
             if self._refusal is None:
                 self._refusal = errors.bad_request(str(error) or type(error).__name__)
         if not self._in_body and not self._ready:
+            # Headers that never end are seen here only: the parser keeps them to itself until they do.
             self._head_seen += len(data)
-            if self._head_seen > self._door.limits.header_bytes and self._refusal is None:
-                self._refusal = errors.headers_too_large(f"{self._door.limits.header_bytes} bytes", "max_header_bytes")
+            self._bound_head(self._head_seen)
         if upgrade and self._ready:
             self._ready[-1].keep_alive = False
         if self._ready and self._task is None:
@@ -221,17 +223,26 @@ class Front(asyncio.Protocol):
         self._headers = []
         self._drop_body()
         self._in_body = False
-        self._head_seen = 0
+        self._head_seen = self._head_size = 0
 
     def on_url(self, url: bytes) -> None:
         self._target += url
+        self._head_size += len(url)
+        self._bound_head(self._head_size)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
             return  # a trailer: nothing here needs it, and merging it into the headers is unsafe (RFC 9110 6.5.1)
         self._headers.append((name, value))
+        self._head_size += len(name) + len(value)
+        self._bound_head(self._head_size)
         if len(self._headers) > self._door.limits.header_count and self._refusal is None:
             self._refusal = errors.headers_too_large(f"{self._door.limits.header_count} lines", "max_headers")
+
+    def _bound_head(self, size: int) -> None:
+        limit = self._door.limits.header_bytes
+        if size > limit and self._refusal is None:
+            self._refusal = errors.headers_too_large(f"{limit} bytes", "max_header_bytes")
 
     def on_headers_complete(self) -> None:
         self._in_body = True

@@ -48,6 +48,7 @@ class Upstream(asyncio.Protocol):
         "_head_only",
         "_head_seen",
         "_headers",
+        "_keep_alive",
         "_loop",
         "_paused",
         "_pool",
@@ -76,6 +77,7 @@ class Upstream(asyncio.Protocol):
         self._complete = False
         self._surplus = False
         self._until_close = False
+        self._keep_alive = False
         self._paused = False
         self.reused = False
         self.answered = False  # at least one byte of the current answer has come
@@ -91,7 +93,7 @@ class Upstream(asyncio.Protocol):
         self._head_only = head_only
         self._head = None
         self._head_seen = 0
-        self._complete = self._surplus = self._until_close = False
+        self._complete = self._surplus = self._until_close = self._keep_alive = False
         self.answered = False
         if body:
             self.transport.writelines((head, body))
@@ -175,8 +177,7 @@ class Upstream(asyncio.Protocol):
 
     def _end(self) -> None:
         sink, self._sink = self._sink, None
-        reusable = not self._until_close and not self._surplus and self._complete and self.parser.should_keep_alive()
-        if self._head_only or not reusable:
+        if self._head_only or self._until_close or self._surplus or not self._keep_alive:
             # After HEAD the parser waits for a body that never comes; a new connection is cheaper than a second parser.
             if self.transport is not None:
                 self.transport.close()
@@ -224,6 +225,7 @@ class Upstream(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._head is not None:
             self._complete = True
+            self._keep_alive = self.parser.should_keep_alive()  # the parser knows it only here
 
 
 class Pool:

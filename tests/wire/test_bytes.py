@@ -67,7 +67,8 @@ async def test_method_target_and_headers_arrive(bench: Bench) -> None:
     replica = await bench.replica()
     client = await bench.client(await bench.router(replica))
     client.send(
-        b"PATCH /v1/some%20thing?api-version=1&x=a%20b HTTP/1.1\r\nHost: x\r\nX-Request-Id: r-1\r\ntraceparent: 00-1\r\n"
+        b"PATCH /v1/some%20thing?api-version=1&x=a%20b HTTP/1.1\r\nHost: x\r\nX-Request-Id: r-1\r\n"
+        b"traceparent: 00-1\r\n"
         b"AUTHORIZATION: Bearer k\r\nX-Two: 1\r\nX-Two: 2\r\nContent-Length: 2\r\n\r\nhi"
     )
     assert (await client.reply()).status == 200
@@ -183,7 +184,7 @@ async def test_a_stream_split_anywhere_is_the_same_stream(bench: Bench) -> None:
 
 
 async def test_each_chunk_is_passed_on_before_the_next_one_is_made(bench: Bench) -> None:
-    """The replica makes a chunk only once the client has the one before: a router that held one back would hang here."""
+    """The replica makes a chunk only once the client has the one before: one held back would hang here."""
     taken = asyncio.Semaphore(0)
 
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
