@@ -11,13 +11,16 @@ from typing import Any
 from bench import demo, hit_rate
 from bench.processes import StartError
 
+_INTERRUPTED = 128 + signal.SIGINT
+
 
 def main() -> None:
     arguments = parser().parse_args()
     try:
-        sys.exit(run_until_signal(arguments.run(arguments)))
+        status = run_until_signal(arguments.run(arguments))
     except (StartError, demo.PortTakenError, OSError, ValueError) as error:
         sys.exit(f"bench: {error}")
+    sys.exit(arguments.on_ctrl_c if status == _INTERRUPTED else status)
 
 
 def run_until_signal(work: Coroutine[Any, Any, int]) -> int:
@@ -70,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     )
     rates.add_argument("--check", action="store_true", help=f"exit 1 where {hit_rate.DEFAULT_POLICY} misses the bar")
     _common(rates)
-    rates.set_defaults(run=hit_rate.run)
+    rates.set_defaults(run=hit_rate.run, on_ctrl_c=_INTERRUPTED)
 
     show = commands.add_parser(
         "demo",
@@ -81,7 +84,8 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--port", type=_port, default=8080, help="where the router listens")
     show.add_argument("--seconds", type=_seconds, default=None, help="end after this long (default: on Ctrl-C)")
     show.add_argument("--seed", type=int, default=0, help="of the workload")
-    show.set_defaults(run=demo.run)
+    # Ctrl-C is the way to end a demo, no failure.
+    show.set_defaults(run=demo.run, on_ctrl_c=0)
     return top
 
 

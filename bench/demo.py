@@ -25,8 +25,10 @@ from bench.workloads import MultiTurn, Script
 MODEL = "Llama-3.1-8B"
 REPLICAS = 3
 CHATS = 12
-WORKLOAD = MultiTurn(sessions=CHATS, turns=6, system_chars=4000, answer_tokens=(16, 48), stagger_s=0.3)
-# A small GPU, where a cold prompt costs a person's patience and a pool holds about ten of these chats.
+WORKLOAD = MultiTurn(
+    sessions=CHATS, turns=6, system_chars=4000, user_chars=(400, 1600), answer_tokens=(16, 48), stagger_s=0.3
+)
+# A small GPU, where a cold prompt costs a person's patience and a pool holds about eight of these chats.
 GPU = "L4"
 REPLICA_FLAGS = ("--model", MODEL, "--gpu", GPU, "--max-model-len", "8192", "--enable-prompt-tokens-details")
 _TICK_S = 1.0
@@ -120,7 +122,7 @@ async def _show(
             if live is not None:
                 live.update(screen(*sides), refresh=True)
             elif ticks % round(_PRINT_EVERY_S / _TICK_S) == 0:
-                console.print(screen(*sides))
+                console.print(screen(*sides) if ticks == 0 else progress(*sides))
             ticks += 1
             await asyncio.sleep(_TICK_S)
 
@@ -134,7 +136,11 @@ async def _scrape(session: aiohttp.ClientSession, side: Side) -> None:
 
 def screen(warm: Side, plain: Side) -> Group:
     """Return what the terminal shows meanwhile: what the replicas do, the comparison, and how to try it oneself."""
-    return Group(_replicas(warm), comparison(warm, plain), _try_it(warm))
+    return Group(progress(warm, plain), _try_it(warm))
+
+
+def progress(warm: Side, plain: Side) -> Group:
+    return Group(_replicas(warm), comparison(warm, plain))
 
 
 def _replicas(side: Side) -> Table:
@@ -178,14 +184,16 @@ def _try_it(side: Side) -> Text:
         ("The router listens on ", "dim"),
         side.router,
         (". Try it from another terminal:\n", "dim"),
-        f"curl {side.router}/v1/chat/completions -H 'content-type: application/json' -d \\\n",
-        f'  \'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n',
+        f"curl {side.router}/v1/chat/completions \\\n",
+        "  -H 'content-type: application/json' \\\n",
+        f'  -d \'{{"model": "{MODEL}",\n',
+        '       "messages": [{"role": "user", "content": "Hello"}]}\'\n',
         ("Ctrl-C ends it all.", "dim"),
     )
 
 
 def _outcome(warm: Side, plain: Side) -> list[object]:
-    lines: list[object] = [_replicas(warm), comparison(warm, plain)]
+    lines: list[object] = [progress(warm, plain)]
     lines += [f"{side.name}: the last failure was: {side.failed[-1].error}" for side in (warm, plain) if side.failed]
     if warm.answered and plain.answered:
         lines.append(f"hit rate: {warm.hit_rate:.1%} with warmroute, {plain.hit_rate:.1%} under round robin")
