@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from prometheus_client.core import GaugeMetricFamily
 
+from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
 from router.config import ConfigError, Settings
 from router.fleet.discovery import Fleet
@@ -80,9 +81,9 @@ class Router:
             fleet=self.fleet,
             pools=self._pools,
             readers=self.readers,
-            index=self.index,
-            rates=self.rates,
-            policy=policy(settings.choice.policy, tie_band_ms=settings.choice.tie_band_ms),
+            dispatch=Dispatch(
+                self.index, self.rates, policy(settings.choice.policy, tie_band_ms=settings.choice.tie_band_ms)
+            ),
             telemetry=self.telemetry,
             patience=Patience(fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds),
             max_attempts=fleet.max_attempts,

@@ -2,13 +2,13 @@
 
     read    what does the prompt look like to the engine?             router.prompt
     match   which replica holds how much of it?                       router.index
-    choose  where is it answered soonest?                             router.choose
-    book    count it there at once, so that a burst spreads           router.fleet.ledger
+    choose  where is it answered soonest? Book it there at once,      router.choose
+            so that a burst spreads
     send    pass it on, pass the answer back, another replica if      router.wire
             the first one fails before its first byte
-    learn   what is cached there now; was the prediction right?       router.index, router.fleet.rates
+    learn   what is cached there now, and how fast was it?            router.choose
 
-Between match and book nothing is awaited: no other request can slip in and see a load that is about to change.
+Between match and booking nothing is awaited: no other request can slip in and see a load that is about to change.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from router.choose.cost import Candidate
-from router.choose.policies import Decision, decide
 from router.fleet.replica import SHUN_SECONDS
 from router.prompt.blocks import NO_EXTRA, Chain, Extra
 from router.prompt.reader import PromptError, Reader
@@ -31,12 +29,9 @@ from router.wire.stream import Answer, EventWatch, JsonWatch, Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from router.choose.policies import Policy
+    from router.choose.dispatch import Dispatch, Placement
     from router.fleet.discovery import Fleet
-    from router.fleet.ledger import Booking
-    from router.fleet.rates import Rates
     from router.fleet.replica import Replica
-    from router.index.memory import Index
     from router.prompt.blocks import ByteHasher, Hasher
     from router.prompt.readers import Readers
     from router.telemetry import Telemetry
@@ -48,8 +43,6 @@ log = logging.getLogger("warmroute.journey")
 
 # Bodies above this are read in a thread: tokenizing 100,000 tokens takes as long as a thousand stream chunks.
 READ_ASIDE_BYTES = 32 * 1024
-# A decoded token keeps an engine about as busy as this many prefilled ones do, in a well-filled batch.
-DECODE_WEIGHT = 5
 # Answers are taken to be this long where the request sets no bound.
 USUAL_ANSWER_TOKENS = 256
 # What a prompt that could not be read is taken to weigh, in bytes of body per token.
@@ -81,9 +74,7 @@ class Journey:
         fleet: Fleet,
         pools: dict[str, Pool],
         readers: Readers,
-        index: Index,
-        rates: Rates,
-        policy: Policy,
+        dispatch: Dispatch,
         telemetry: Telemetry,
         patience: Patience,
         max_attempts: int,
@@ -93,9 +84,7 @@ class Journey:
         self._fleet = fleet
         self._pools = pools
         self._readers = readers
-        self._index = index
-        self._rates = rates
-        self._policy = policy
+        self._dispatch = dispatch
         self._telemetry = telemetry
         self._patience = patience
         self._max_attempts = max_attempts
@@ -137,8 +126,8 @@ class Journey:
             replicas = self._candidates(ask.model, tried)
             if not replicas:
                 break
-            leg = self._choose(prompt, replicas, streamed=ask.stream)
-            replica = leg.replica
+            leg = self._choose(prompt, replicas)
+            replica = leg.placement.replica
             tried.append(replica.name)
             more = len(tried) < self._max_attempts and bool(self._candidates(ask.model, tried))
             # A 500 may be this very request's doing: one more try, not a tour of the fleet.
@@ -148,7 +137,7 @@ class Journey:
             try:
                 last = await Attempt(client, request, leg, self._patience).run(self._pools[replica.name], body)
             finally:
-                leg.end()
+                self._dispatch.end(self._clock(), leg.placement)
             self._telemetry.attempts.labels(replica.name, last.ending.value).inc()
             if last.ending in (Ending.COMPLETE, Ending.BROKEN):
                 if last.ending is Ending.BROKEN:
@@ -156,9 +145,9 @@ class Journey:
                 elif last.status is not None and last.status < 300:
                     self._learn(leg)
                 else:
-                    leg.withdraw()
+                    self._dispatch.withdraw(leg.placement)
                 return str(last.ending.value)
-            leg.withdraw()
+            self._dispatch.withdraw(leg.placement)
             if last.ending is Ending.UNREACHED:
                 replica.shunned_until = self._clock() + SHUN_SECONDS
                 log.warning("%s could not be reached: %s", replica.name, last.why)
@@ -249,97 +238,50 @@ class Journey:
         left = [replica for replica in self._fleet.able(model) if replica.name not in tried]
         return [replica for replica in left if replica.shunned_until <= now] or left
 
-    def _choose(self, prompt: Prompt, replicas: list[Replica], *, streamed: bool) -> Leg:
+    def _choose(self, prompt: Prompt, replicas: list[Replica]) -> Leg:
         now = self._clock()
-        candidates = [self._candidate(prompt, replica, now) for replica in replicas]
-        decision = decide(self._policy, candidates, prompt.tokens, self._rates)
-        replica = self._fleet[decision.candidate.name]
-        answer = min(prompt.ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * prompt.ask.n
-        booking = replica.load.book(
+        ask = prompt.ask
+        placement = self._dispatch.place(
             now,
-            prefill_ms=decision.price.prefill_ms,
-            work_ms=decision.price.prefill_ms + answer * DECODE_WEIGHT * self._rates.token_ms,
-            visible=streamed,
+            replicas,
+            lambda replica: self._chains(prompt, replica),
+            prompt.tokens,
+            answer_tokens=min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * ask.n,
+            visible=ask.stream,
         )
-        chains = self._chains(prompt, replica)
-        for chain in chains:
-            # Present from the decision on, so that siblings follow before the first one is through.
-            self._index.record(replica.name, chain.keys)
+        name = placement.replica.name
         self._telemetry.decision.observe(self._clock() - now)
-        self._telemetry.prompt_tokens.labels(replica.name).inc(sum(prompt.tokens))
-        self._telemetry.predicted_tokens.labels(replica.name).inc(decision.candidate.hit)
-        return Leg(self, prompt, replica, decision, booking, chains, now)
-
-    def _candidate(self, prompt: Prompt, replica: Replica, now: float) -> Candidate:
-        cached, continues = [], False
-        if prompt.reader is not None and prompt.prompts:
-            for chain in self._chains(prompt, replica):
-                match = self._index.match(replica.name, chain.keys)
-                usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
-                cached.append(usable * replica.block_size)
-                continues = continues or match.continues
-        running, waiting = replica.foreign(now)
-        load = replica.load
-        # What others have queued there is unknown; it is taken to be like this request.
-        strangers_ms = waiting * sum(self._rates.prefill_ms(tokens, 0) for tokens in prompt.tokens)
-        return Candidate(
-            name=replica.name,
-            cached=tuple(cached) or (0,) * len(prompt.tokens),
-            continues=continues,
-            waiting_ms=load.waiting_ms(now) + strangers_ms,
-            decoding=load.decoding + running,
-            in_flight=load.in_flight + running + waiting,
-            routed_ms=load.routed_ms(now),
-            slowness=self._rates.slowness(replica.name),
-        )
+        self._telemetry.prompt_tokens.labels(name).inc(sum(prompt.tokens))
+        self._telemetry.predicted_tokens.labels(name).inc(placement.decision.candidate.hit)
+        return Leg(prompt, placement, self._first_token, show_choice=self._show_choice)
 
     # -- learn --------------------------------------------------------------------------------------------------
 
-    def first_token(self, leg: Leg, now: float) -> None:
+    def _first_token(self, leg: Leg) -> None:
         """The first byte of a streamed answer: the engine is through with the prefill."""
-        ttft = now - leg.chosen_at
-        leg.booking.first_token(now)
-        self._telemetry.ttft.labels(leg.replica.name).observe(ttft)
-        if len(leg.prompt.tokens) == 1 and leg.prompt.prompts:
-            self._rates.observe(
-                leg.replica.name,
-                tokens=leg.prompt.tokens[0],
-                cached=leg.decision.candidate.hit,
-                queued_ms=leg.decision.candidate.waiting_ms,
-                ttft_ms=ttft * 1000,
-            )
+        now, placement = self._clock(), leg.placement
+        self._dispatch.first_token(now, placement)
+        self._telemetry.ttft.labels(placement.replica.name).observe(now - placement.chosen_at)
 
     def _learn(self, leg: Leg) -> None:
         """The answer is whole: its blocks are cached too, and the engine may have told what it had."""
         answer = leg.answer()
         if answer is None or answer.failed:
             return
-        name = leg.replica.name
+        name = leg.placement.replica.name
         if answer.cached_tokens is not None:
             self._telemetry.delivered_tokens.labels(name).inc(answer.cached_tokens)
         if answer.completion_tokens is not None:
             self._telemetry.completion_tokens.labels(name).inc(answer.completion_tokens)
         ask, reader = leg.prompt.ask, leg.prompt.reader
-        if reader is None or leg.epoch != leg.replica.epoch:
+        if reader is None:
             return
-        chains = leg.chains
+        chains = self._chains(leg.prompt, leg.placement.replica)
         if len(chains) == 1 and ask.n == 1:
             generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
             if generated and not _altered(reader, answer, len(generated)):
                 chains = [chains[0].extend(generated)]
-        for chain in chains:
-            self._index.record(name, chain.keys, ended=True)
-
-    def withdraw(self, leg: Leg) -> None:
-        """The prompt was not computed there after all."""
-        if leg.epoch == leg.replica.epoch:
-            # An unread prompt has a hit (of none) but no chain.
-            for chain, cached in zip(leg.chains, leg.decision.candidate.cached, strict=False):
-                self._index.forget(leg.replica.name, chain.keys[cached // leg.replica.block_size :])
-
-    @property
-    def show_choice(self) -> bool:
-        return self._show_choice
+        self._dispatch.answered(leg.placement, chains)
 
 
 def _altered(reader: Reader, answer: Answer, tokens: int) -> bool:
@@ -351,30 +293,18 @@ def _altered(reader: Reader, answer: Answer, tokens: int) -> bool:
 
 
 class Leg:
-    """One request at one replica: what was decided, what is booked, what its answer says. An `Observer` of the wire."""
+    """One request at one replica, as the wire sees it (an `Observer`): what to add to its answer, what that says."""
 
     def __init__(
-        self,
-        journey: Journey,
-        prompt: Prompt,
-        replica: Replica,
-        decision: Decision,
-        booking: Booking,
-        chains: list[Chain],
-        chosen_at: float,
+        self, prompt: Prompt, placement: Placement, first_token: Callable[[Leg], None], *, show_choice: bool
     ) -> None:
-        self._journey = journey
         self.prompt = prompt
-        self.replica = replica
-        self.epoch = replica.epoch
-        self.decision = decision
-        self.booking = booking
-        self.chains = chains
-        self.chosen_at = chosen_at
+        self.placement = placement
         self.may_retry: Callable[[int], bool] = lambda _: False
+        self._first_token = first_token
+        self._show_choice = show_choice
         self._watch: Watch | None = None
         self._streamed = False
-        self._clock = asyncio.get_running_loop().time
 
     def retries(self, status: int) -> bool:
         return self.may_retry(status)
@@ -387,25 +317,19 @@ class Leg:
                 self._watch = EventWatch()
             elif kind.startswith(b"application/json"):
                 self._watch = JsonWatch()
-        if not self._journey.show_choice:
+        if not self._show_choice:
             return []
         return [
-            (b"x-warmroute-replica", self.replica.name.encode("latin-1")),
-            (b"x-warmroute-predicted-tokens", b"%d" % self.decision.candidate.hit),
+            (b"x-warmroute-replica", self.placement.replica.name.encode("latin-1")),
+            (b"x-warmroute-predicted-tokens", b"%d" % self.placement.decision.candidate.hit),
         ]
 
     def feed(self, piece: bytes) -> None:
         if self._streamed:
             self._streamed = False
-            self._journey.first_token(self, self._clock())
+            self._first_token(self)
         if self._watch is not None:
             self._watch.feed(piece)
 
     def answer(self) -> Answer | None:
         return self._watch.answer() if self._watch is not None else None
-
-    def end(self) -> None:
-        self.booking.close(self._clock())
-
-    def withdraw(self) -> None:
-        self._journey.withdraw(self)

@@ -1,0 +1,138 @@
+"""Match, choose and book, as one step; and what is learned of how it went. No I/O, no clock: `now` in seconds.
+
+The router drives this with real requests, the simulation with modelled ones in virtual time: what is measured there is
+what runs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from router.choose.cost import Candidate
+from router.choose.policies import Decision, Policy, decide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from router.fleet.ledger import Booking
+    from router.fleet.rates import Rates
+    from router.fleet.replica import Replica
+    from router.index.memory import Index
+
+# A decoded token keeps an engine about as busy as this many prefilled ones do, in a well-filled batch.
+DECODE_WEIGHT = 5
+
+
+class Blocks(Protocol):
+    """A prompt's blocks, as one replica hashes them."""
+
+    @property
+    def keys(self) -> Sequence[int]: ...
+
+    @property
+    def usable_blocks(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """One request at one replica: what was decided and what is booked."""
+
+    replica: Replica
+    epoch: int
+    decision: Decision
+    booking: Booking
+    chains: Sequence[Blocks]
+    tokens: Sequence[int]
+    chosen_at: float
+
+
+class Dispatch:
+    """Decides where requests go, and remembers what that means."""
+
+    def __init__(self, index: Index, rates: Rates, policy: Policy) -> None:
+        self._index = index
+        self._rates = rates
+        self._policy = policy
+
+    def place(
+        self,
+        now: float,
+        replicas: Sequence[Replica],
+        chains: Callable[[Replica], Sequence[Blocks]],
+        tokens: Sequence[int],
+        *,
+        answer_tokens: int,
+        visible: bool,
+    ) -> Placement:
+        """Choose among `replicas` (at least one) for prompts of `tokens`, and book it in the same breath.
+
+        `chains` gives the prompts' blocks as a replica hashes them, none for a prompt that could not be read.
+        `answer_tokens`: what is expected to be generated. `visible`: the first token will be seen.
+        """
+        seen = [self._candidate(now, replica, chains(replica), tokens) for replica in replicas]
+        decision = decide(self._policy, seen, tokens, self._rates)
+        replica = next(replica for replica in replicas if replica.name == decision.candidate.name)
+        prefill_ms = decision.price.prefill_ms
+        booking = replica.load.book(
+            now,
+            prefill_ms=prefill_ms,
+            work_ms=prefill_ms + answer_tokens * DECODE_WEIGHT * self._rates.token_ms,
+            visible=visible,
+        )
+        chosen = chains(replica)
+        for chain in chosen:
+            # Present from the decision on, so that siblings follow before the first one is through.
+            self._index.record(replica.name, chain.keys)
+        return Placement(replica, replica.epoch, decision, booking, chosen, tokens, now)
+
+    def _candidate(self, now: float, replica: Replica, chains: Sequence[Blocks], tokens: Sequence[int]) -> Candidate:
+        cached, continues = [], False
+        for chain in chains:
+            match = self._index.match(replica.name, chain.keys)
+            usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
+            cached.append(usable * replica.block_size)
+            continues = continues or match.continues
+        running, waiting = replica.foreign(now)
+        load = replica.load
+        # What others have queued there is unknown; it is taken to be like this request.
+        strangers_ms = waiting * sum(self._rates.prefill_ms(each, 0) for each in tokens)
+        return Candidate(
+            name=replica.name,
+            cached=tuple(cached) or (0,) * len(tokens),
+            continues=continues,
+            waiting_ms=load.waiting_ms(now) + strangers_ms,
+            decoding=load.decoding + running,
+            in_flight=load.in_flight + running + waiting,
+            routed_ms=load.routed_ms(now),
+            slowness=self._rates.slowness(replica.name),
+        )
+
+    def first_token(self, now: float, placement: Placement) -> None:
+        """The engine is through with the prefill."""
+        placement.booking.first_token(now)
+        if len(placement.tokens) == 1 and placement.chains:
+            self._rates.observe(
+                placement.replica.name,
+                tokens=placement.tokens[0],
+                cached=placement.decision.candidate.hit,
+                queued_ms=placement.decision.candidate.waiting_ms,
+                ttft_ms=(now - placement.chosen_at) * 1000,
+            )
+
+    def end(self, now: float, placement: Placement) -> None:
+        """The request is over at this replica, however it ended. Safe to call twice."""
+        placement.booking.close(now)
+
+    def answered(self, placement: Placement, chains: Sequence[Blocks]) -> None:
+        """It was answered whole: these blocks, the answer's among them as far as they are known, are cached there."""
+        if placement.epoch == placement.replica.epoch:
+            for chain in chains:
+                self._index.record(placement.replica.name, chain.keys, ended=True)
+
+    def withdraw(self, placement: Placement) -> None:
+        """The prompt was not computed there after all."""
+        if placement.epoch == placement.replica.epoch:
+            # An unread prompt has a hit (of none) but no chain.
+            for chain, cached in zip(placement.chains, placement.decision.candidate.cached, strict=False):
+                self._index.forget(placement.replica.name, chain.keys[cached // placement.replica.block_size :])
