@@ -94,8 +94,8 @@ class Wish:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     seed: int | None = None
-    given: tuple[int, ...] | None = None
-    """These ids, and no others."""
+    given: tuple[tuple[int, ...], ...] | None = None
+    """These ids, and no others: one answer's, or one for each of the n answers."""
     echo: tuple[int, ...] | None = None
     """What an echo repeats."""
 
@@ -136,7 +136,7 @@ class Answers:
         digest = xxhash.xxh3_64_intdigest(repr((self._seed, wish.seed, index, len(prompt), prompt[-64:])).encode())
         random = Random(digest ^ xxhash.xxh3_64_intdigest(repr(prompt).encode()))
         if wish.given is not None:
-            answer = self._spoken(list(wish.given))
+            answer = self._spoken(list(wish.given[index % len(wish.given)]))
         elif self._style.echo and wish.echo:
             answer = self._spoken(list(wish.echo))
         else:

@@ -120,8 +120,8 @@ def plan(demand: Demand) -> Plan:
         raise BudgetError(
             f"To serve at least one request with the model's max seq len ({wanted}), ({needed / GIB:.2f} GiB KV cache "
             f"is needed, which is larger than the available KV cache memory ({kv / GIB:.2f} GiB). Based on the "
-            f"available memory, the estimated maximum model length is {longest}. Try increasing `gpu_memory_utilization` "
-            "or decreasing `max_model_len` when initializing the engine."
+            f"available memory, the estimated maximum model length is {longest}. Try increasing "
+            "`gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
         )
     return Plan(weights, demand.overhead, kv, per_token, int(kv // per_token), num_blocks, wanted, reduced_from)
 

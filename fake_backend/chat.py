@@ -13,8 +13,10 @@ from fake_backend.wire import Exchange
 from router.prompt.reader import PromptError
 from router.prompt.request import Ask
 
+_MEDIA = frozenset({"image_url", "image_pil", "image_embeds", "audio_url", "input_audio", "video_url"})
 
-def check_messages(messages: object) -> list[Any]:
+
+def check_messages(messages: object, model: str) -> list[Any]:
     """A list of objects that have a role. Raises ApiError 400."""
     if not isinstance(messages, list):
         raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
@@ -22,6 +24,9 @@ def check_messages(messages: object) -> list[Any]:
         if not isinstance(message, dict):
             text = "Input should be a valid dictionary"
             raise invalid("dict_type", f"body.messages.{place}", text, message)
+        content = message.get("content")
+        if isinstance(content, list) and any(isinstance(part, dict) and part.get("type") in _MEDIA for part in content):
+            raise errors.ApiError(400, f"{model} is not a multimodal model")
         if "role" not in message:
             raise invalid("missing", f"body.messages.{place}.role", "Field required", message)
     return messages
@@ -37,7 +42,7 @@ def prompt_ids(replica: Replica, fields: Fields) -> list[int]:
         return given
     ask = Ask(
         kind="chat",
-        messages=check_messages(fields.required("messages")),
+        messages=fields.required("messages"),
         tools=fields.array("tools"),
         documents=fields.array("documents"),
         reasoning_effort=fields.text("reasoning_effort"),
@@ -50,7 +55,7 @@ def prompt_ids(replica: Replica, fields: Fields) -> list[int]:
     try:
         (ids,) = replica.reader.tokenize(ask)
     except PromptError as error:
-        raise errors.ApiError(400, str(error)) from error
+        raise errors.ApiError(400, errors.without_surrogates(str(error))) from error
     assert isinstance(ids, list)
     replica.check_prompt(ids, text=True)
     return ids
@@ -68,7 +73,7 @@ def _echo(replica: Replica, fields: Fields) -> tuple[int, ...] | None:
 def make_job(replica: Replica, exchange: Exchange, fields: Fields) -> Job:
     """All that can be wrong with the request is found out here. Raises ApiError."""
     request = exchange.request
-    check_messages(fields.required("messages"))
+    check_messages(fields.required("messages"), replica.settings.served_names[0])
     model = fields.text("model")
     sampling.check_sampling(fields)
     lora = replica.adapter(model)
@@ -138,7 +143,7 @@ def _whole(replica: Replica, exchange: Exchange, fields: Fields, job: Job, model
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": replica.fingerprint,
-        "usage": usage.full([job.tickets], details=replica.settings.prompt_tokens_details),
+        "usage": usage.full([job.tickets], usage.chat_details(replica, job.tickets[0])),
         "prompt_logprobs": None,
         "prompt_token_ids": job.prompt_ids if show_ids else None,
         "prompt_text": None,
@@ -197,7 +202,7 @@ async def _stream(
         exchange.send("".join(parts).encode())
     last = b""
     if options.usage_at_end:
-        total = compact(usage.final([job.tickets], details=replica.settings.prompt_tokens_details)).decode()
+        total = compact(usage.final([job.tickets], usage.chat_details(replica, job.tickets[0]))).decode()
         last = f'{head}"choices":[],"usage":{total}{fingerprint}}}\n\n'.encode()
     exchange.send(last + sse.DONE)
     exchange.end()

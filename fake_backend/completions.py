@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 from fake_backend import errors, sampling, sse, usage
@@ -53,11 +54,13 @@ def make_jobs(replica: Replica, exchange: Exchange, fields: Fields) -> list[Job]
             try:
                 ids = replica.tokenizer.encode(prompt, special)
             except ValueError as error:
-                raise errors.ApiError(400, str(error)) from error
+                raise errors.ApiError(400, errors.without_surrogates(str(error))) from error
         else:
             ids = list(prompt)
         replica.check_prompt(ids, text=isinstance(prompt, str))
         wanted = sampling.wish(fields, replica, ids, asked, tuple(ids))
+        if wanted.given is not None and len(wanted.given) > 1:
+            wanted = replace(wanted, given=wanted.given[place:] + wanted.given[:place])
         job = sampling.job(f"{identity}-{place}", fields, exchange.request, replica, ids, wanted)
         job.signal = signal
         jobs.append(job)
@@ -113,7 +116,7 @@ def _whole(replica: Replica, exchange: Exchange, fields: Fields, jobs: list[Job]
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": replica.fingerprint,
-        "usage": usage.full([job.tickets for job in jobs], details=replica.settings.prompt_tokens_details),
+        "usage": usage.full([job.tickets for job in jobs], usage.details(replica, jobs)),
         "kv_transfer_params": replica.transfer_params(tickets[0]),
         "ec_transfer_params": None,
         "metrics": None,
@@ -173,7 +176,7 @@ async def _stream(
     last = b""
     if options.usage_at_end:
         groups = [job.tickets for job in jobs]
-        total = compact(usage.final(groups, details=replica.settings.prompt_tokens_details)).decode()
+        total = compact(usage.final(groups, usage.details(replica, jobs))).decode()
         last = f'{head}"choices":[],"usage":{total}{fingerprint}}}\n\n'.encode()
     exchange.send(last + sse.DONE)
     exchange.end()

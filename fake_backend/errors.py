@@ -29,9 +29,26 @@ class ApiError(Exception):
         return {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
 
 
+class UnreadableBodyError(ApiError):
+    """Bytes that starlette cannot make JSON of; the one error that keeps FastAPI's own shape."""
+
+    def __init__(self) -> None:
+        super().__init__(400, "There was an error parsing the body", "Bad Request")
+
+    def body(self) -> bytes:
+        return compact({"detail": self.message})
+
+
 def compact(value: object) -> bytes:
     """JSON as starlette's JSONResponse writes it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def without_surrogates(message: str) -> str:
+    """The words of the tokenizers library for text that is no Unicode, which vLLM passes on."""
+    if "surrogates" in message:
+        return "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
+    return message
 
 
 def bad_value(param: str, message: str, value: object) -> ApiError:

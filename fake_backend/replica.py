@@ -3,9 +3,11 @@
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import tokenizers
 
 from fake_backend import budget, errors
 from fake_backend.answers import Answers, Wish
@@ -135,6 +137,7 @@ class Replica:
         self.loras: dict[str, LoraModule] = {module.name: module for module in settings.loras}
         self.fingerprint = f"vllm-{settings.vllm_version}-{secrets.token_hex(4)}"
         self.created = int(time.time())
+        self._vocabulary: tokenizers.Tokenizer | None = None
         self.dead = False
         """The engine has died; the HTTP server still answers."""
         self.in_server = 0
@@ -182,6 +185,12 @@ class Replica:
         self.start_engines()
         self.metrics.process.started = time.time()
         self.start()
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary spells them (``\u0120sea``), not as text."""
+        if self._vocabulary is None:
+            self._vocabulary = tokenizers.Tokenizer.from_file(str(self.settings.tokenizer / "tokenizer.json"))
+        return [self._vocabulary.id_to_token(token) or "" for token in ids]
 
     def transfer_params(self, ticket: Ticket) -> Mapping[str, Any] | None:
         """What a prefill replica hands back for the decode replica; None without a KV connector."""

@@ -1,5 +1,6 @@
 """The part of a body that chat, completions and generate share: sampling parameters, headers, identities."""
 
+import math
 import secrets
 from dataclasses import dataclass
 
@@ -57,7 +58,10 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 
 def check_sampling(fields: Fields) -> None:
     """The checks of vLLM's SamplingParams (sampling_params.py) that need no sampler."""
+    fields.bounded("seed", -(2**63), 2**63 - 1)
     temperature = fields.number("temperature")
+    if temperature is not None and not math.isfinite(temperature):
+        raise errors.bad_value("temperature", f"temperature must be a finite number, got {temperature}.", temperature)
     if temperature is not None and temperature < 0:
         message = f"temperature must be non-negative, got {float(temperature)}."
         raise errors.bad_value("temperature", message, float(temperature))
@@ -74,6 +78,21 @@ def check_sampling(fields: Fields) -> None:
     n = fields.integer("n")
     if n is not None and n < 1:
         raise errors.ApiError(400, f"n must be at least 1, got {n}.")
+    if n is not None and n > 1 and temperature == 0:
+        raise errors.ApiError(400, f"n must be 1 when using greedy sampling, got {n}.")
+
+
+def given_answers(fields: Fields) -> tuple[tuple[int, ...], ...] | None:
+    """``vllm_xargs.fake_answer_token_ids``: what the model is to say, as ids, or as a list of ids for each answer.
+
+    A real replica takes any vllm_xargs and ignores what it doesn't know.
+    """
+    given = (fields.mapping("vllm_xargs") or {}).get("fake_answer_token_ids")
+    if not isinstance(given, list) or not given:
+        return None
+    if all(isinstance(item, list) and item for item in given):
+        return tuple(tuple(item) for item in given)
+    return (tuple(given),)
 
 
 def wish(
@@ -90,8 +109,6 @@ def wish(
     if least > most:
         message = f"min_tokens must be less than or equal to max_tokens={most}, got {least}."
         raise errors.ApiError(400, message)
-    extra = fields.mapping("vllm_xargs") or {}
-    given = extra.get("fake_answer_token_ids")
     return Wish(
         max_tokens=most,
         min_tokens=least,
@@ -100,20 +117,29 @@ def wish(
         stop_token_ids=tuple(fields.array("stop_token_ids") or ()),
         include_stop=fields.flag("include_stop_str_in_output"),
         seed=fields.integer("seed"),
-        given=tuple(given) if isinstance(given, list) and given else None,
+        given=given_answers(fields),
         echo=echo,
     )
+
+
+def _salt_fault(salt: str) -> str:
+    """What is wrong with a cache_salt, if anything (vLLM entrypoints/generate/base/protocol.py)."""
+    if not salt:
+        return "must be a non-empty string if provided."
+    if len(salt) > MAX_SALT:
+        return f"must be at most {MAX_SALT} characters."
+    if any(character in salt for character in "@/\\\0"):
+        return "must not contain '@', '/', a backslash or NUL."
+    return ""
 
 
 def job(identity: str, fields: Fields, request: Request, replica: Replica, prompt_ids: list[int], wanted: Wish) -> Job:
     """A job for one prompt, with what headers and body say of it. Raises ApiError."""
     salt = fields.text("cache_salt")
-    if salt is not None and (not salt or len(salt) > MAX_SALT or any(c in salt for c in "@/\\\0")):
-        text = "must be a non-empty string of at most 128 characters without @, /, backslash or NUL."
-        message = (
-            f"1 validation error:\n  {{'type': 'value_error', 'loc': 'body', 'msg': \"Parameter 'cache_salt' {text}\"}}"
+    if salt is not None and _salt_fault(salt):
+        raise errors.ApiError(
+            400, f"Parameter 'cache_salt' {_salt_fault(salt)} (parameter=cache_salt)", param="cache_salt"
         )
-        raise errors.ApiError(400, message, "Bad Request", "cache_salt")
     rank = request.headers.get("x-data-parallel-rank", "")
     rank_asked = int(rank) if rank.lstrip("-").isdigit() else None
     replica.check_rank(rank_asked)

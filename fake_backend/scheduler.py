@@ -111,7 +111,7 @@ class Scheduler:
         budget = self._schedule_running(batch)
         if not batch.preempted and budget > 0:
             self._schedule_waiting(batch, budget, now)
-        batch.load = self._commit(batch)
+        batch.load = _load(batch)
         return batch
 
     def complete(self, batch: Batch, now: float) -> tuple[list[Request], list[Request]]:
@@ -174,7 +174,6 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         threshold = self._long_prefill_threshold()
         running = self.running
-        requests, tokens = batch.requests, batch.tokens
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
@@ -184,12 +183,11 @@ class Scheduler:
             if request.computed + new > len(request.blocks) * block_size:
                 if not self._make_room(request, new, batch):
                     break
-                # Under the priority policy one that stood earlier in the list may have gone.
-                index = running.index(request)
-                budget = self.config.max_num_batched_tokens - sum(tokens)
-                new = min(new, budget)
-            requests.append(request)
-            tokens.append(new)
+                if batch.preempted:
+                    # Under the priority policy one that stood earlier in the list may have gone.
+                    index = running.index(request)
+                    budget = self.config.max_num_batched_tokens - sum(batch.tokens)
+            self._commit(batch, request, new)
             budget -= new
             index += 1
         return budget
@@ -255,8 +253,7 @@ class Scheduler:
             elif new == 0:
                 still_deferred.append(request)
             else:
-                batch.requests.append(request)
-                batch.tokens.append(new)
+                self._commit(batch, request, new)
                 budget -= new
                 if request.lora is not None:
                     loras.add(request.lora)
@@ -327,23 +324,26 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         return threshold if threshold and len(self) > 1 else 0
 
-    def _commit(self, batch: Batch) -> Load:
-        """Count the step's tokens as computed, register the blocks they fill, and add up the work."""
-        block_size = self.config.block_size
-        register = self.pool.register
-        prefill_tokens = prefill_context = decodes = decode_context = 0
-        pairs = 0.0
-        for request, new in zip(batch.requests, batch.tokens, strict=True):
-            start = request.computed
-            end = request.computed = start + new
-            full = end // block_size
-            if full > request.registered:
-                register(request, full)
-            if new == 1 and request.generated:
-                decodes += 1
-                decode_context += end
-            else:
-                prefill_tokens += new
-                prefill_context += end
-                pairs += new * (start + new / 2)
-        return Load(prefill_tokens, pairs, prefill_context, decodes, decode_context)
+    def _commit(self, batch: Batch, request: Request, new: int) -> None:
+        """Put a request into the step: its tokens count as computed, and the blocks they fill can be found at once."""
+        request.computed += new
+        full = request.computed // self.config.block_size
+        if full > request.registered:
+            self.pool.register(request, full)
+        batch.requests.append(request)
+        batch.tokens.append(new)
+
+
+def _load(batch: Batch) -> Load:
+    prefill_tokens = prefill_context = decodes = decode_context = 0
+    pairs = 0.0
+    for request, new in zip(batch.requests, batch.tokens, strict=True):
+        end = request.computed
+        if new == 1 and request.generated:
+            decodes += 1
+            decode_context += end
+        else:
+            prefill_tokens += new
+            prefill_context += end
+            pairs += new * (end - new / 2)
+    return Load(prefill_tokens, pairs, prefill_context, decodes, decode_context)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 
-from fake_backend import chat, completions, control, embeddings, info, tokens
+from fake_backend import chat, completions, control, embeddings, info, render, tokens
 from fake_backend.errors import JSON_HEADERS, ApiError, compact, engine_failure
 from fake_backend.faults import METRICS_KINDS, Faults
 from fake_backend.metrics import CONTENT_TYPE
@@ -37,6 +37,10 @@ _COMMON: dict[tuple[str, str], Endpoint] = {
 _GENERATE: dict[tuple[str, str], Endpoint] = {
     ("POST", "/v1/chat/completions"): chat.handle,
     ("POST", "/v1/completions"): completions.handle,
+    ("POST", "/v1/chat/completions/render"): render.render_chat,
+    ("POST", "/v1/completions/render"): render.render_completion,
+    ("POST", "/inference/v1/generate"): render.generate,
+    ("POST", "/inference/v1/abort_requests"): render.abort_requests,
 }
 _POOL: dict[tuple[str, str], Endpoint] = {("POST", "/v1/embeddings"): embeddings.handle}
 

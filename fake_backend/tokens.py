@@ -32,9 +32,9 @@ async def tokenize(replica: Replica, exchange: Exchange) -> None:
     try:
         (ids,) = replica.reader.tokenize(ask)
     except PromptError as error:
-        raise errors.ApiError(400, str(error)) from error
+        raise errors.ApiError(400, errors.without_surrogates(str(error))) from error
     assert isinstance(ids, list)
-    texts = [replica.tokenizer.decode([token]) for token in ids] if fields.flag("return_token_strs") else None
+    texts = replica.token_texts(ids) if fields.flag("return_token_strs") else None
     answer = {
         "count": len(ids),
         "max_model_len": replica.settings.max_model_len,

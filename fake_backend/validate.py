@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
-from fake_backend.errors import ApiError
+from fake_backend.errors import ApiError, UnreadableBodyError
 from fake_backend.wire import Request
 
 Body = dict[str, Any]
@@ -22,10 +20,7 @@ def read_body(request: Request) -> Body:
         raise _refused("Unsupported Media Type: Only 'application/json' is allowed", None)
     if not request.body:
         raise invalid("missing", "body", "Field required", None)
-    try:
-        value = orjson.loads(request.body)
-    except orjson.JSONDecodeError:
-        value = _slow(request.body)
+    value = _parse(request.body)
     if value is None:
         raise invalid("missing", "body", "Field required", None)
     if not isinstance(value, dict):
@@ -34,8 +29,8 @@ def read_body(request: Request) -> Body:
     return value
 
 
-def _slow(body: bytes) -> Any:
-    """What orjson refuses may still be JSON to the standard library, which is what starlette uses."""
+def _parse(body: bytes) -> Any:
+    """The standard library's parser, as starlette has it: others read big integers, NaN and surrogates otherwise."""
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
@@ -50,12 +45,13 @@ def _slow(body: bytes) -> Any:
             f"body.{error.pos}",
         ) from error
     except (RecursionError, ValueError) as error:
-        raise ApiError(400, "There was an error parsing the body", "Bad Request") from error
+        raise UnreadableBodyError from error
 
 
-def invalid(kind: str, location: str, message: str, value: object) -> ApiError:
+def invalid(kind: str, location: str, message: str, value: object, context: dict[str, Any] | None = None) -> ApiError:
     """One pydantic error, e.g. ``missing`` at ``body.messages``."""
-    return _refused({"type": kind, "loc": location, "msg": message, "input": _summary(value)}, location)
+    error = {"type": kind, "loc": location, "msg": message, "input": _summary(value)}
+    return _refused(error | ({"ctx": context} if context else {}), location)
 
 
 def _refused(error: object, param: str | None) -> ApiError:
@@ -80,8 +76,10 @@ class Fields:
         self.body = body
         self._location = location
 
-    def _error(self, name: str, kind: str, message: str, value: object) -> ApiError:
-        return invalid(kind, f"{self._location}.{name}", message, value)
+    def _error(
+        self, name: str, kind: str, message: str, value: object, context: dict[str, Any] | None = None
+    ) -> ApiError:
+        return invalid(kind, f"{self._location}.{name}", message, value, context)
 
     def required(self, name: str) -> Any:
         value = self.body.get(name, _MISSING)
@@ -109,6 +107,17 @@ class Fields:
             message = "Input should be a valid boolean, unable to interpret input"
             raise self._error(name, "bool_parsing", message, value)
         raise self._error(name, "bool_type", "Input should be a valid boolean", value)
+
+    def bounded(self, name: str, low: int, high: int) -> int | None:
+        """An integer that the schema bounds."""
+        value = self.integer(name)
+        if value is not None and value > high:
+            message = f"Input should be less than or equal to {high}"
+            raise self._error(name, "less_than_equal", message, value, {"le": high})
+        if value is not None and value < low:
+            message = f"Input should be greater than or equal to {low}"
+            raise self._error(name, "greater_than_equal", message, value, {"ge": low})
+        return value
 
     def integer(self, name: str) -> int | None:
         value = self.body.get(name)
