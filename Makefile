@@ -40,8 +40,8 @@ check: $(STAMP)  ## Lint, format, strict types, import floors, unused and missin
 bench: $(STAMP)  ## Hit rate, TTFT and balance under each policy, beside the ceilings; table here, files in out/.
 	$(BIN)/python -m bench hit-rate --out $(OUT) $(ARGS)
 
-test-vllm:  ## Conformance against two real vLLM replicas on the CPU (its own environment, several GB).
-	PYTHON="$(PYTHON)" tests/real_vllm/run $(ARGS)
+test-vllm: $(STAMP)  ## Conformance against two real vLLM replicas on the CPU (installed into .vllm, about 4 GB).
+	$(BIN)/python tests/real_vllm/run.py $(ARGS)
 
 fmt: $(STAMP)  ## Format, and mend what the linter can mend.
 	$(BIN)/ruff check --fix-only .
