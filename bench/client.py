@@ -13,6 +13,7 @@ from bench.ceilings import Exchange
 from bench.workloads import Script, Turn
 
 REPLICA_HEADER = "x-warmroute-replica"
+PREDICTED_HEADER = "x-warmroute-predicted-tokens"
 _TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10)
 
 
@@ -20,7 +21,8 @@ _TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10)
 class Record:
     """One request: times in seconds on one monotonic clock, counts in tokens as the replica's `usage` gives them.
 
-    `error` is None where the whole answer came. `exchange` holds the token ids, where the replica returned them.
+    `error` is None where the whole answer came. `exchange` holds the token ids, where the replica returned them, and
+    `predicted_tokens` what the router expected to be cached, where it said so.
     """
 
     session: int
@@ -30,6 +32,7 @@ class Record:
     ended_s: float
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    predicted_tokens: int | None = None
     answer_tokens: int = 0
     replica: str = ""
     exchange: Exchange | None = None
@@ -79,10 +82,11 @@ class Client:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
-        answer, replica, sent = _Answer(), "", perf_counter()
+        answer, replica, predicted, sent = _Answer(), "", None, perf_counter()
         try:
             async with self._session.post(f"{self._base_url}/v1/chat/completions", json=body) as response:
                 replica = response.headers.get(REPLICA_HEADER, "")
+                predicted = response.headers.get(PREDICTED_HEADER)
                 if response.status == 200:
                     await _read(response.content, answer)
                 else:
@@ -101,6 +105,7 @@ class Client:
             ended_s=ended,
             prompt_tokens=answer.usage.get("prompt_tokens", 0),
             cached_tokens=(answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            predicted_tokens=int(predicted) if predicted else None,
             answer_tokens=answer.usage.get("completion_tokens", 0),
             replica=replica,
             exchange=Exchange(tuple(answer.prompt_ids or ()), tuple(answer.answer_ids)) if known else None,

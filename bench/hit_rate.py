@@ -27,7 +27,10 @@ MODEL = "Llama-3.1-8B"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One policy under one number of sessions. Rates are 0 to 1 in tokens, TTFT in ms as the client saw it."""
+    """One policy under one number of sessions. Rates are 0 to 1 in tokens, TTFT in ms as the client saw it.
+
+    `predicted_exactly`: the share of requests whose cached tokens were just what the router had expected.
+    """
 
     policy: str
     sessions: int
@@ -37,6 +40,7 @@ class Result:
     cached_tokens: int
     hit_rate: float
     of_oracle: float
+    predicted_exactly: float
     ttft_mean_ms: float
     ttft_p50_ms: float
     ttft_p90_ms: float
@@ -84,6 +88,7 @@ def summarise(
         cached_tokens=cached,
         hit_rate=rate,
         of_oracle=rate / best.greedy_oracle if best.greedy_oracle else 1.0,
+        predicted_exactly=sum(r.predicted_tokens == r.cached_tokens for r in good) / max(1, len(good)),
         ttft_mean_ms=statistics.fmean(ttft),
         ttft_p50_ms=quantile(ttft, 0.5),
         ttft_p90_ms=quantile(ttft, 0.9),

@@ -40,10 +40,11 @@ def table(results: Sequence["Result"]) -> None:
         for column in (
             "hit rate",
             "of oracle",
+            "predicted",
             "TTFT mean",
             "p50",
             "p90",
-            "requests per replica",
+            "requests",
             "busiest/mean",
             "failed",
         ):
@@ -53,6 +54,7 @@ def table(results: Sequence["Result"]) -> None:
                 result.policy,
                 f"{result.hit_rate:.1%}",
                 f"{result.of_oracle:.3f}",
+                f"{result.predicted_exactly:.0%}",
                 f"{result.ttft_mean_ms:.0f} ms",
                 f"{result.ttft_p50_ms:.0f} ms",
                 f"{result.ttft_p90_ms:.0f} ms",

@@ -37,7 +37,9 @@ async def play() -> AsyncIterator[Play]:
 
 
 async def stream(request: web.Request, *events: object) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-warmroute-replica": "http://a"})
+    response = web.StreamResponse(
+        headers={"content-type": "text/event-stream", "x-warmroute-replica": "a:1", "x-warmroute-predicted-tokens": "2"}
+    )
     await response.prepare(request)
     for event in events:
         data = event if isinstance(event, str) else json.dumps(event)
@@ -74,11 +76,12 @@ async def test_a_conversation_is_told_on_with_its_answers(play: Play) -> None:
         ],
     ]
     assert [(r.session, r.turn, r.error, r.replica) for r in records] == [
-        (5, 0, None, "http://a"),
-        (5, 1, None, "http://a"),
+        (5, 0, None, "a:1"),
+        (5, 1, None, "a:1"),
     ]
     first = records[0]
     assert (first.prompt_tokens, first.cached_tokens, first.answer_tokens) == (4, 3, 2)
+    assert first.predicted_tokens == 2
     assert first.exchange == Exchange((1, 2, 3, 4), (7, 8))
     assert first.sent_s < first.sent_s + first.ttft_s <= first.ended_s
 

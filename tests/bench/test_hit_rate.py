@@ -32,12 +32,18 @@ def record(replica: str, *, cached: int = 0, ttft_s: float = 0.01, **changed: ob
 
 
 def test_a_run_in_figures() -> None:
-    records = [record(A), record(A, cached=8, ttft_s=0.02), record(B, ttft_s=0.03), record(A, cached=8, ttft_s=0.04)]
+    records = [
+        record(A, predicted_tokens=0),
+        record(A, cached=8, ttft_s=0.02, predicted_tokens=8),
+        record(B, ttft_s=0.03, predicted_tokens=4),
+        record(A, cached=8, ttft_s=0.04),
+    ]
     found = summarise("cost", 2, records, URLS, [POOL, POOL])
     assert (found.requests, found.failed, found.prompt_tokens, found.cached_tokens) == (4, 0, 36, 16)
     assert found.hit_rate == 16 / 36
     # The oracle sends all four to one replica: three hits of two blocks.
     assert found.ceilings.greedy_oracle == 24 / 36
+    assert found.predicted_exactly == 0.5
     assert found.of_oracle == pytest.approx(16 / 24)
     assert found.shares == {A: 3, B: 1}
     assert found.busiest_over_mean == 1.5
