@@ -45,7 +45,20 @@ def replicas() -> list[str]:
 
 @pytest.fixture
 def router(replicas: list[str], tmp_path: Path) -> Iterator[str]:
-    """A router before replicas with empty caches; its address."""
+    """A router of the test's own before replicas with empty caches; its address."""
+    with _router(replicas, tmp_path) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def lasting_router(replicas: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A router for all tests of a file."""
+    with _router(replicas, tmp_path_factory.mktemp("router")) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _router(replicas: list[str], directory: Path) -> Iterator[str]:
     for url in replicas:
         assert exchange(url, "POST", "/reset_prefix_cache").status == 200
     port = free_port()
@@ -53,7 +66,7 @@ def router(replicas: list[str], tmp_path: Path) -> Iterator[str]:
     command += ["--tokenizer", str(TINY), "--hash-seed", "0"]
     # WARMROUTE_* are the router's settings; those of this run aren't among them.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WARMROUTE_")}
-    log = tmp_path / "router.log"
+    log = directory / "router.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL

@@ -20,6 +20,10 @@ class Answer:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    def text(self) -> str:
+        """The body, with what differs from run to run made equal."""
+        return _steady(self.body).decode("utf-8", "replace")
+
     def message(self) -> bytes:
         """Status line, headers and body (its transfer coding undone), with what differs from run to run made equal."""
         head = "".join(f"{name}: {value}\r\n" for name, value in self.headers)

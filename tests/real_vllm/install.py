@@ -18,9 +18,14 @@ VERSION = "0.32.0"
 MODEL = "warmroute-tiny"
 
 
+def vllm_python(directory: Path) -> Path:
+    """The interpreter that has vLLM."""
+    return directory / "venv" / "bin" / "python"
+
+
 def install(directory: Path) -> Path:
-    """Returns the path of the environment's python."""
-    python = directory / "venv" / "bin" / "python"
+    """Returns the interpreter that has vLLM."""
+    python = vllm_python(directory)
     if not python.exists():
         venv.create(directory / "venv", with_pip=True)
     site = Path(_output(python, "import sysconfig; print(sysconfig.get_paths()['purelib'])"))

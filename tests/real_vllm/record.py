@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from exchange import Answer, exchange
+from install import vllm_python
 from prompts import CHAT, COMPLETION, PROMPTS, WEATHER
 from replicas import MAX_MODEL_LEN, SERVED_NAME, Replica, running
 
@@ -222,7 +223,7 @@ def record_hashes(python: Path) -> None:
 def record(directory: Path, replica: Replica, logs: Path) -> None:
     """Everything. `replica` is a running one; more are started for what it can't show."""
     DATA.mkdir(parents=True, exist_ok=True)
-    python = directory / "venv" / "bin" / "python"
+    python = vllm_python(directory)
     record_hashes(python)
     record_prompts(replica.url)
     record_http(replica.url)

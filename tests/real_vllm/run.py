@@ -39,7 +39,7 @@ def main() -> int:
         if testing:
             tests = [sys.executable, "-m", "pytest", str(HERE), "-p", "no:cacheprovider", *arguments]
             urls = " ".join(replica.url for replica in replicas)
-            environment = os.environ | {"WARMROUTE_VLLM_URLS": urls}
+            environment = os.environ | {"WARMROUTE_VLLM_URLS": urls, "WARMROUTE_VLLM_DIR": str(directory)}
             status = subprocess.run(tests, cwd=ROOT, env=environment, check=False).returncode
     return status
 

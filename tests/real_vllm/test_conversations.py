@@ -12,6 +12,8 @@ survive is counted and shown; every other turn must be predicted exactly.
 from __future__ import annotations
 
 import asyncio
+import collections
+import itertools
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,10 +141,16 @@ WORDS = words(TOKENIZER)
 
 
 def conversations() -> list[Conversation]:
-    kinds = [(kind, stream) for kind in ("chat", "completion") for stream in (False, True)]
-    plain = [Conversation(kind, stream, ids=False, free=False, seed=i) for i, (kind, stream) in enumerate(kinds)]
-    other = [Conversation(kind, stream, ids=stream, free=True, seed=10 + i) for i, (kind, stream) in enumerate(kinds)]
-    return plain + other
+    return [
+        Conversation("chat", stream=False, ids=False, free=False, seed=1),
+        Conversation("chat", stream=True, ids=False, free=False, seed=2),
+        Conversation("chat", stream=False, ids=False, free=True, seed=3),
+        Conversation("chat", stream=True, ids=True, free=True, seed=4),
+        Conversation("completion", stream=False, ids=False, free=False, seed=5),
+        Conversation("completion", stream=True, ids=False, free=False, seed=6),
+        Conversation("completion", stream=False, ids=True, free=False, seed=7),
+        Conversation("completion", stream=True, ids=True, free=True, seed=8),
+    ]
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "all at once"])
@@ -158,41 +166,67 @@ async def test_eight_conversations(router: str, replicas: list[str], together: b
             else:
                 for step in steps:
                     await step
+
+    firsts = [talk.turns[0] for talk in talks]
+    later = [Later(talk, *pair) for talk in talks for pair in itertools.pairwise(talk.turns)]
+    moved = [str(it) for it in later if it.turn.replica != it.before.replica]
+    altered = [it for it in later if not it.survived]
+    unknown = [it for it in altered if not it.talk.ids]
+    foretold = [it for it in later if it.survived or it.talk.ids]
+    wrong = [str(it) for it in foretold if it.turn.predicted != it.turn.cached]
+    # First turns share their beginning. Sent at one moment, two of them may reach the engine in another order than
+    # they reached the router: what one was to find, the other finds.
+    for replica in {turn.replica for turn in firsts}:
+        here = [turn for turn in firsts if turn.replica == replica]
+        found = [(sorted(t.predicted for t in here), sorted(t.cached for t in here))]
+        if not together:
+            found = [(t.predicted, t.cached) for t in here]
+        wrong += [f"first turns at {replica}: predicted {p}, had {c}" for p, c in found if p != c]
     turns = [turn for talk in talks for turn in talk.turns]
-    moved, wrong, altered, altered_unknown = [], [], 0, 0
-    for talk in talks:
-        for i, turn in enumerate(talk.turns):
-            before = talk.turns[i - 1] if i else None
-            survived = before is None or turn.prompt[: len(before.computed())] == before.computed()
-            altered += not survived
-            if before is not None and turn.replica != before.replica:
-                moved.append(f"{talk}: turn {i + 1} went from {before.replica} to {turn.replica}")
-            if not survived and not talk.ids:
-                altered_unknown += 1
-            elif turn.predicted != turn.cached:
-                wrong.append(f"{talk}: turn {i + 1} at {turn.replica} predicted {turn.predicted}, had {turn.cached}")
-    finishes = {turn.finish for turn in turns}
-    later = [turn for talk in talks for turn in talk.turns[1:]]
-    expected = len(turns) - altered_unknown
+    known = len(firsts) + len(foretold)
+    placed = collections.Counter(turn.replica for turn in firsts)
     summary.extend(
         [
-            f"{len(talks)} conversations of {TURNS} turns, {'all at once' if together else 'one after the other'}: "
-            f"{len(later) - len(moved)} of {len(later)} later turns went to the replica that had them",
-            f"  predicted hit equals the engine's cached tokens in {expected - len(wrong)} of {expected} requests",
-            f"  {altered} answers did not survive being tokenized again as text: after {altered - altered_unknown} of "
-            f"them the client's token ids made the prediction exact, the other {altered_unknown} are left out",
-            f"  cached {sum(t.cached for t in turns)} of {sum(len(t.prompt) for t in turns)} prompt tokens "
-            f"in blocks of {BLOCK_SIZE}; conversations per replica: "
-            + ", ".join(str(sum(t.turns[0].replica == r for t in talks)) for r in sorted({t.replica for t in turns})),
+            f"{len(talks)} conversations of {TURNS} turns, {'all at once' if together else 'one after the other'}:",
+            f"  {len(later) - len(moved)} of {len(later)} later turns went to the replica that had them",
+            f"  {known - len(wrong)} of {known} predicted hits equal the engine's cached tokens",
+            f"  {len(altered)} of {len(later)} answers did not survive being tokenized again as text:",
+            f"    {len(altered) - len(unknown)} whose ids the client asked for, so that the router knew and was right",
+            f"    {len(unknown)} that only the engine could know of; the turns after them are left out above",
+            f"  {sum(t.cached for t in turns)} of {sum(len(t.prompt) for t in turns)} prompt tokens were cached, in "
+            f"blocks of {BLOCK_SIZE}; conversations per replica: {', '.join(str(n) for n in placed.values())}",
         ]
     )
-    assert moved == []
     assert wrong == []
-    # The test has seen what it is about: both replicas, both ways to end, answers of both kinds, hits that grew.
-    assert len({turn.replica for turn in turns}) == 2
-    assert finishes == {"stop", "length"}
-    assert 0 < altered_unknown < altered < len(later) // 2
-    assert all(talk.turns[-1].cached > talk.turns[1].cached > 0 for talk in talks)
+    if together:
+        # A busy replica's queue may outweigh a short past.
+        assert len(moved) <= len(later) // 4, moved
+    else:
+        assert moved == []
+    # The test has seen what it is about: both replicas, both ways to end, answers of both kinds, hits that grow.
+    assert len(placed) == 2
+    assert {turn.finish for turn in turns} == {"stop", "length"}
+    assert 0 < len(unknown) < len(altered) < len(later) // 2
+    assert all(it.turn.cached > 0 for it in later if it.turn.replica == it.before.replica)
+
+
+@dataclass
+class Later:
+    """A turn that isn't its conversation's first, with the one before it."""
+
+    talk: Conversation
+    before: Turn
+    turn: Turn
+
+    def __str__(self) -> str:
+        at = f"{self.before.replica} then {self.turn.replica}"
+        return f"{self.talk}: {at}: predicted {self.turn.predicted}, had {self.turn.cached} of {len(self.turn.prompt)}"
+
+    @property
+    def survived(self) -> bool:
+        """Whether this prompt begins with all that the turn before left in the cache."""
+        computed = self.before.computed()
+        return self.turn.prompt[: len(computed)] == computed
 
 
 def _said(draw: random.Random) -> str:
