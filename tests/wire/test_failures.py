@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 
 import pytest
@@ -51,17 +52,20 @@ async def test_a_connection_closed_while_idle_is_no_failure(bench: Bench) -> Non
 
 
 async def test_a_connection_idle_for_too_long_is_not_used(bench: Bench) -> None:
+    now = asyncio.get_running_loop().time
+
+    def ticked(then: float) -> bool:
+        return now() > then
+
     replica = await bench.replica()
     for seconds, connections in ((1e-9, 3), (60, 1)):
         router = await bench.router(replica, upstream_idle_seconds=seconds, probe_seconds=60)
         before = replica.connections
         client = await bench.client(router)
-        now = asyncio.get_running_loop().time
         for _ in range(3):
             client.post("/v1/chat/completions", BODY)
             await client.reply()
-            then = now()
-            await until(lambda then=then: now() > then, "the clock ticks")  # type: ignore[misc]
+            await until(functools.partial(ticked, now()), "the clock ticks")
         assert replica.connections - before == connections
 
 

@@ -1,0 +1,85 @@
+"""Bookings: every number exact, on a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.fleet.ledger import ROUTED_WINDOW_SECONDS, Load
+
+
+def test_waiting_is_the_sum_of_prefills_less_what_was_done_of_the_first() -> None:
+    load = Load()
+    assert load.waiting_ms(0.0) == 0.0
+    first = load.book(10.0, prefill_ms=200, work_ms=200, visible=True)
+    second = load.book(10.0, prefill_ms=100, work_ms=100, visible=True)
+    assert load.waiting_ms(10.0) == 300
+    assert load.waiting_ms(10.05) == pytest.approx(250)
+    # The first is late: it still occupies the engine, but promises nothing more.
+    assert load.waiting_ms(11.0) == 100
+    first.first_token(11.0)
+    assert (load.waiting_ms(11.0), load.decoding, load.in_flight) == (100, 1, 2)
+    assert load.waiting_ms(11.04) == pytest.approx(60)
+    second.first_token(11.1)
+    assert (load.waiting_ms(11.1), load.decoding) == (0.0, 2)
+    first.close(12.0)
+    second.close(12.0)
+    assert (load.in_flight, load.decoding) == (0, 0)
+
+
+def test_a_prefill_nobody_sees_the_end_of_is_done_in_its_time() -> None:
+    load = Load()
+    hidden = load.book(0.0, prefill_ms=100, work_ms=100, visible=False)
+    load.book(0.0, prefill_ms=50, work_ms=50, visible=True)
+    assert load.waiting_ms(0.06) == pytest.approx(90)
+    assert load.waiting_ms(0.12) == pytest.approx(30)  # the second has been worked on since 0.1
+    assert load.decoding == 1
+    hidden.close(1.0)
+    assert (load.in_flight, load.decoding) == (1, 0)
+
+
+def test_an_end_counts_once_and_a_first_token_after_it_not_at_all() -> None:
+    load = Load()
+    booking = load.book(0.0, prefill_ms=100, work_ms=100, visible=True)
+    booking.close(1.0)
+    booking.close(1.0)
+    booking.first_token(2.0)
+    assert (load.in_flight, load.decoding, load.waiting_ms(2.0)) == (0, 0, 0.0)
+
+
+def test_routed_work_fades() -> None:
+    load = Load()
+    load.book(0.0, prefill_ms=0, work_ms=1000, visible=True)
+    assert load.routed_ms(0.0) == 1000
+    assert load.routed_ms(ROUTED_WINDOW_SECONDS) == pytest.approx(1000 / 2.718281828)
+    load.book(ROUTED_WINDOW_SECONDS, prefill_ms=0, work_ms=1000, visible=True)
+    assert load.routed_ms(ROUTED_WINDOW_SECONDS) == pytest.approx(1000 + 1000 / 2.718281828)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["book", "token", "close"]),
+            st.integers(0, 9),
+            st.floats(0, 500),
+            st.floats(0, 0.2),
+            st.booleans(),
+        ),
+        max_size=60,
+    )
+)
+def test_counts_are_never_negative_and_return_to_zero(steps: list[tuple[str, int, float, float, bool]]) -> None:
+    load, bookings, now = Load(), [], 0.0
+    for what, which, ms, pause, visible in steps:
+        now += pause
+        if what == "book":
+            bookings.append(load.book(now, prefill_ms=ms, work_ms=ms, visible=visible))
+        elif bookings:
+            booking = bookings[which % len(bookings)]
+            booking.first_token(now) if what == "token" else booking.close(now)
+        assert load.waiting_ms(now) >= 0
+        assert 0 <= load.decoding <= load.in_flight <= len(bookings)
+    for booking in bookings:
+        booking.close(now)
+    assert (load.in_flight, load.decoding, load.waiting_ms(now)) == (0, 0, 0.0)
