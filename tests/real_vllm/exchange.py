@@ -54,6 +54,7 @@ def exchange(
 
 _STEADY = (
     (re.compile(rb"(?m)^date: .*?\r$"), b"date: Thu, 01 Jan 2026 00:00:00 GMT\r"),
+    (re.compile(rb"(tcp://\*:)\d{5}"), rb"\g<1>25557"),
     (re.compile(rb'"(created|created_at|completed_at)":\s?\d{10}'), rb'"\1":1767225600'),
     (
         re.compile(rb"(chatcmpl|cmpl|modelperm|resp|msg|generate-tokens|rs|call)([-_])[0-9a-f]{16,32}"),
