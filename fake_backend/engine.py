@@ -116,9 +116,11 @@ class Engine:
                 self.scheduler.finish(request, reason, now)
                 outcome.finished.append(request)
         self._leaving.clear()
+        if step is not None:
+            # Only a step publishes: what an idle engine forgets (a reset) is told when the next one runs.
+            outcome.cache_events, self.pool.events = self.pool.events, []
         outcome.finished += self._ended
         self._ended = []
-        outcome.cache_events, self.pool.events = self.pool.events, []
         return outcome
 
     def next_event(self) -> float | None:
@@ -127,6 +129,7 @@ class Engine:
 
     def reset_prefix_cache(self, *, preempt: bool = False) -> bool:
         """Forget all cached blocks; False while any is in use. ``preempt`` sends running sequences back first."""
-        if preempt and self._step is None:
+        if preempt:
+            # A step under way is lost with its sequences' blocks: they are computed again.
             self.scheduler.preempt_all()
         return self.pool.clear()

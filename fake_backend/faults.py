@@ -54,6 +54,7 @@ class Rule:
 KINDS = (
     "hang", "slow_first_token", "slow_stream", "cut", "reset", "no_done", "status", "garbage", "engine_error",
     "metrics_slow", "metrics_huge", "metrics_fail", "metrics_stale", "metrics_old_names",
+    "events_lost", "events_repeated", "events_reordered",
 )  # fmt: skip
 METRICS_KINDS = tuple(kind for kind in KINDS if kind.startswith("metrics_"))
 
@@ -72,6 +73,8 @@ def read_rule(value: object) -> Rule:
     arguments: dict[str, Any] = dict(value)
     if kind in METRICS_KINDS:
         arguments.setdefault("path", "/metrics")
+    if kind.startswith("events_"):
+        arguments["path"] = "events"
     for name, types in (("skip", int), ("events", int), ("status", int), ("seconds", (int, float)), ("path", str)):
         if name in arguments and not isinstance(arguments[name], types):
             raise FaultError(f"fault setting {name} has the wrong type: {arguments[name]!r}")

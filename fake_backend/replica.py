@@ -1,6 +1,7 @@
 """One replica put together: tokenizer, engines, answers, metrics; and how a prompt becomes sequences in an engine."""
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +14,13 @@ from fake_backend import budget, errors
 from fake_backend.answers import Answers, Wish
 from fake_backend.clock import Clock
 from fake_backend.engine import Engine, Outcome
+from fake_backend.faults import Faults
+from fake_backend.kv_events import MAP_ENCODING_SINCE, Content, Describer, Encoding
 from fake_backend.metrics import Metrics
 from fake_backend.naming import Namer
+from fake_backend.publisher import Publisher
 from fake_backend.request import Request
-from fake_backend.runtime import Runtime, Signal, Ticket
+from fake_backend.runtime import Runtime, Signal, Ticket, content_of
 from fake_backend.scheduler import SchedulerConfig
 from fake_backend.settings import LoraModule, Settings
 from fake_backend.timing import StepTime, roofline
@@ -39,6 +43,7 @@ class Job:
     priority: int = 0
     reads_cache: bool = True
     n: int = 1
+    session_id: str | None = None
     rank: int | None = None
     """The data-parallel rank that was asked for."""
     transfer: Mapping[str, Any] | None = None
@@ -129,17 +134,25 @@ def cache_config(settings: Settings) -> dict[str, str]:
 class Replica:
     """What the endpoints work with."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, faults: Faults) -> None:
         self.settings = settings
+        self.faults = faults
+        self.publishers: list[Publisher] = []
+        version = tuple(int(part) for part in settings.vllm_version.split(".")[:2])
+        whole = os.environ.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1") == "0"
+        self._encoding = Encoding(settings.block_size, whole, version >= MAP_ENCODING_SINCE)
         self.tokenizer = Tokenizer.load(settings.tokenizer)
         self.reader = Reader(self.tokenizer, trust_request_chat_template=True)
         self.answers = Answers(self.tokenizer, settings.style, settings.seed)
         self.loras: dict[str, LoraModule] = {module.name: module for module in settings.loras}
+        self.lora_ids = {name: number for number, name in enumerate(self.loras, start=1)}
         self.fingerprint = f"vllm-{settings.vllm_version}-{secrets.token_hex(4)}"
         self.created = int(time.time())
         self._vocabulary: tokenizers.Tokenizer | None = None
         self.dead = False
         """The engine has died; the HTTP server still answers."""
+        self.sleeping = False
+        self.paused = False
         self.in_server = 0
         """Requests inside the HTTP server, for /load."""
         self.start_engines()
@@ -164,18 +177,36 @@ class Replica:
         self.runtimes = [Runtime(engine, self.clock, self._observer(rank)) for rank, engine in enumerate(self.engines)]
 
     def _observer(self, rank: int) -> Any:
+        describer = self._describer()
+
         def observe(outcome: Outcome, now: float) -> None:
             self.metrics.observe(rank, outcome, now)
+            if outcome.cache_events and self.publishers:
+                events = [describer.describe(event) for event in outcome.cache_events]
+                payload = self._encoding.payload(events, time.time(), rank)
+                rule = self.faults.find("events")
+                self.publishers[rank].publish(payload, rule.kind if rule else None)
 
         return observe
 
+    def _describer(self) -> Describer:
+        return Describer(self._encoding, content_of)
+
     def start(self) -> None:
+        """Run the engines and publish their events. Raises OSError where an endpoint can't be had."""
+        if self.settings.kv_events is not None:
+            for rank in range(len(self.engines)):
+                self.publishers.append(Publisher(self.settings.kv_events, rank))
+                self.publishers[-1].start()
         for runtime in self.runtimes:
             runtime.start()
 
     async def stop(self) -> None:
         for runtime in self.runtimes:
             await runtime.stop()
+        for publisher in self.publishers:
+            await publisher.stop()
+        self.publishers = []
 
     async def restart(self) -> None:
         """As if the process had been replaced: caches, counters, clocks and identities are new."""
@@ -199,7 +230,7 @@ class Replica:
 
     def event_sources(self) -> dict[str, Any]:
         """Where KV events can be subscribed to, by data-parallel rank."""
-        return {}
+        return {str(rank): publisher.config for rank, publisher in enumerate(self.publishers)}
 
     def model_names(self) -> list[str]:
         return [*self.settings.served_names, *self.loras]
@@ -255,6 +286,14 @@ class Replica:
         for index in range(job.n):
             answer = self.answers.make(job.prompt_ids, job.wish, index)
             names = self.namer.names(job.prompt_ids + answer.ids, extra)
+            content = Content(
+                job.prompt_ids + answer.ids,
+                names.digests,
+                lora_name=extra.lora_name,
+                lora_id=self.lora_ids.get(extra.lora_name) if extra.lora_name else None,
+                cache_salt=job.cache_salt,
+                session_id=job.session_id,
+            )
             request = Request(
                 id=f"{job.id}-{index}-{secrets.token_hex(4)}" if job.n > 1 else f"{job.id}-{secrets.token_hex(4)}",
                 prompt_tokens=len(job.prompt_ids),
@@ -268,7 +307,7 @@ class Replica:
                 reads_cache=job.reads_cache,
                 transfer=job.transfer,
             )
-            ticket = Ticket(request, answer, job.prompt_ids, job.signal)
+            ticket = Ticket(request, answer, job.prompt_ids, job.signal, content)
             job.tickets.append(ticket)
             self.runtimes[rank].submit(ticket)
         return job.tickets

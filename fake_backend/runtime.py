@@ -7,6 +7,7 @@ from contextlib import suppress
 from fake_backend.answers import Answer
 from fake_backend.clock import Clock
 from fake_backend.engine import Engine, Outcome
+from fake_backend.kv_events import Content
 from fake_backend.request import Request
 
 
@@ -34,10 +35,13 @@ class Signal:
 class Ticket:
     """One sequence under way, seen from the front end."""
 
-    __slots__ = ("answer", "prompt_ids", "request", "runtime", "signal")
+    __slots__ = ("answer", "content", "prompt_ids", "request", "runtime", "signal")
 
-    def __init__(self, request: Request, answer: Answer, prompt_ids: list[int], signal: Signal) -> None:
+    def __init__(
+        self, request: Request, answer: Answer, prompt_ids: list[int], signal: Signal, content: Content
+    ) -> None:
         self.request = request
+        self.content = content
         self.runtime: Runtime | None = None
         self.answer = answer
         self.prompt_ids = prompt_ids
@@ -51,6 +55,12 @@ class Ticket:
         """The client has left."""
         if self.runtime is not None and not self.done:
             self.runtime.abort(self)
+
+
+def content_of(request: Request) -> Content:
+    """What KV events say of a request that came through a ticket."""
+    assert isinstance(request.payload, Ticket)
+    return request.payload.content
 
 
 class Runtime:

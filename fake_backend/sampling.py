@@ -157,6 +157,7 @@ def job(identity: str, fields: Fields, request: Request, replica: Replica, promp
         priority=priority,
         reads_cache=fields.integer("prompt_logprobs") is None,
         n=fields.integer("n") or 1,
+        session_id=fields.text("session_id") or request.headers.get("x-session-id"),
         rank=rank_asked,
         transfer=transfer,
     )

@@ -3,11 +3,12 @@
 import asyncio
 import hmac
 import logging
+import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 
-from fake_backend import chat, completions, control, embeddings, info, render, tokens
+from fake_backend import chat, completions, control, dev, embeddings, info, render, tokens
 from fake_backend.errors import JSON_HEADERS, ApiError, compact, engine_failure
 from fake_backend.faults import METRICS_KINDS, Faults
 from fake_backend.metrics import CONTENT_TYPE
@@ -42,6 +43,17 @@ _GENERATE: dict[tuple[str, str], Endpoint] = {
     ("POST", "/inference/v1/generate"): render.generate,
     ("POST", "/inference/v1/abort_requests"): render.abort_requests,
 }
+_DEV: dict[tuple[str, str], Endpoint] = {
+    ("POST", "/reset_prefix_cache"): dev.reset_prefix_cache,
+    ("POST", "/reset_mm_cache"): dev.reset_nothing,
+    ("POST", "/reset_encoder_cache"): dev.reset_nothing,
+    ("POST", "/sleep"): dev.sleep,
+    ("POST", "/wake_up"): dev.wake_up,
+    ("GET", "/is_sleeping"): dev.is_sleeping,
+    ("POST", "/pause"): dev.pause,
+    ("POST", "/resume"): dev.resume,
+    ("GET", "/is_paused"): dev.is_paused,
+}
 _POOL: dict[tuple[str, str], Endpoint] = {("POST", "/v1/embeddings"): embeddings.handle}
 
 
@@ -49,8 +61,8 @@ class Server:
     """One replica behind one address. Usable in a process of its own (cli.py) or inside a test."""
 
     def __init__(self, settings: Settings) -> None:
-        self.replica = Replica(settings)
         self.faults = Faults()
+        self.replica = Replica(settings, self.faults)
         self.listener = Listener(self._handle, settings.host, settings.port)
         self.routes = self._routes(settings)
         self._paths: dict[str, list[str]] = {}
@@ -60,7 +72,8 @@ class Server:
     def _routes(self, settings: Settings) -> dict[tuple[str, str], Endpoint]:
         # A real replica serves either kind of model; this one has embeddings beside text, for it has neither model.
         kinds = _POOL if settings.embedding else _GENERATE | _POOL
-        return _COMMON | kinds
+        dev = _DEV if os.environ.get("VLLM_SERVER_DEV_MODE") == "1" else {}
+        return _COMMON | kinds | dev
 
     @property
     def port(self) -> int:
@@ -73,7 +86,11 @@ class Server:
     async def start(self) -> None:
         """Listen and run the engines. Raises OSError if the address is taken."""
         await self.listener.open()
-        self.replica.start()
+        try:
+            self.replica.start()
+        except OSError:
+            await self.listener.close()
+            raise
 
     async def stop(self) -> None:
         await self.listener.close()
