@@ -186,7 +186,7 @@ def _try_it(side: Side) -> Text:
         (". Try it from another terminal:\n", "dim"),
         f"curl {side.router}/v1/chat/completions \\\n",
         "  -H 'content-type: application/json' \\\n",
-        f'  -d \'{{"model": "{MODEL}",\n',
+        f'  -d \'{{"model": "{MODEL}", "max_tokens": 24,\n',
         '       "messages": [{"role": "user", "content": "Hello"}]}\'\n',
         ("Ctrl-C ends it all.", "dim"),
     )

@@ -57,6 +57,6 @@ def test_the_lines_to_try_fit_a_terminal_of_80_columns_unbroken() -> None:
     assert (
         "curl http://127.0.0.1:8080/v1/chat/completions \\\n"
         "  -H 'content-type: application/json' \\\n"
-        """  -d '{"model": "Llama-3.1-8B",\n"""
+        """  -d '{"model": "Llama-3.1-8B", "max_tokens": 24,\n"""
         """       "messages": [{"role": "user", "content": "Hello"}]}'\n"""
     ) in capture.get()
