@@ -45,6 +45,8 @@ log = logging.getLogger("warmroute.journey")
 READ_ASIDE_BYTES = 32 * 1024
 # Answers are taken to be this long where the request sets no bound.
 USUAL_ANSWER_TOKENS = 256
+# Routes that generate text though their prompts are not read; of what others do, only the body's size is known.
+GENERATING = ("/responses", "/messages", "/generate")
 # What a prompt that could not be read is taken to weigh, in bytes of body per token.
 BODY_BYTES_PER_TOKEN = 4
 T = TypeVar("T")
@@ -61,6 +63,8 @@ class Prompt:
     prompts: list[list[int]] | list[bytes] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     """The length of each prompt, in tokens."""
+    answer_tokens: int = 0
+    """What is expected to be generated."""
     chains: dict[tuple[int, str, Extra], list[Chain]] = field(default_factory=dict)
     """The prompts' blocks, for each way in which replicas hash them."""
 
@@ -117,7 +121,7 @@ class Journey:
         if not self._fleet.ready():
             client.refuse(errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)"))
             return "refused"
-        prompt = await self._aside(len(body), lambda: self._read(ask, len(body)))
+        prompt = await self._aside(len(body), lambda: self._read(ask, request.path, len(body)))
 
         tried: list[str] = []
         refused_500 = False
@@ -168,10 +172,12 @@ class Journey:
             return work()
         return await asyncio.get_running_loop().run_in_executor(None, work)
 
-    def _read(self, ask: Ask, body_bytes: int) -> Prompt:
+    def _read(self, ask: Ask, path: str, body_bytes: int) -> Prompt:
         """The prompts of a request and their blocks. What cannot be read is routed by load, never refused: the engine
         is the judge of bodies."""
         prompt = Prompt(ask)
+        if ask.kind != "other" or path.endswith(GENERATING):
+            prompt.answer_tokens = min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * ask.n
         if ask.kind == "other":
             return self._unread(prompt, body_bytes, "no prompt")
         replicas = self._fleet.able(ask.model)
@@ -246,7 +252,7 @@ class Journey:
             replicas,
             lambda replica: self._chains(prompt, replica),
             prompt.tokens,
-            answer_tokens=min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * ask.n,
+            answer_tokens=prompt.answer_tokens,
             visible=ask.stream,
         )
         name = placement.replica.name

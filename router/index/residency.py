@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OPEN = 0
 """The last whole block of a prompt that is not answered yet."""
 ENDED = 1
-"""The last whole block of one answered request, from which none went on."""
+"""A block of one request's answer, from which none went on."""
 SHARED = 2
 """Requests went on from here, or several ended here."""
 
@@ -59,7 +59,7 @@ class Residency:
         return low
 
     def ends_a_turn(self, key: int) -> bool:
-        """Whether one answered request ended in this block and nothing went on from it: a conversation waits here."""
+        """Whether one request was answered in this block and nothing went on from it: a conversation waits here."""
         return self._held.get(key) == ENDED
 
     def record(self, keys: Sequence[int], *, ended: bool = False) -> None:
@@ -77,8 +77,9 @@ class Residency:
             state = ENDED if state == OPEN else SHARED
         held[keys[-1]] = state
         for key in keys[-2::-1]:
-            held.pop(key, None)
-            held[key] = SHARED
+            # A block of the answer itself: a next turn whose text tokenizes differently may part from it in its midst.
+            own = held.pop(key, OPEN) == OPEN
+            held[key] = ENDED if ended and own else SHARED
         surplus = len(held) - self.capacity
         if surplus > 0:
             for key in list(islice(held, surplus)):

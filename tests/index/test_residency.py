@@ -41,12 +41,21 @@ def test_a_turn_is_gone_on_with_once() -> None:
     assert not cache.ends_a_turn(2)  # not answered yet: whoever matches here shares the prompt, not its past
     cache.record([1, 2, 3], ended=True)
     assert cache.ends_a_turn(3)
-    assert not cache.ends_a_turn(2)
+    assert not cache.ends_a_turn(1)
     cache.record([1, 2, 3, 4])
     assert not cache.ends_a_turn(3)
     cache.record([1, 2, 3, 4], ended=True)
     cache.record([1, 2, 3, 4], ended=True)
     assert not cache.ends_a_turn(4)  # two ended here
+
+
+def test_a_turn_may_part_from_the_answer_in_its_midst() -> None:
+    cache = Residency(100)
+    cache.record([1, 2])
+    cache.record([1, 2, 3, 4, 5], ended=True)
+    assert [cache.ends_a_turn(key) for key in (1, 2, 3, 4, 5)] == [False, True, True, True, True]
+    cache.record([1, 2, 3, 9])
+    assert [cache.ends_a_turn(key) for key in (1, 2, 3, 4, 5)] == [False, False, False, True, True]
 
 
 def test_forget_and_resize() -> None:
@@ -98,6 +107,7 @@ def test_the_index_knows_replicas_by_name() -> None:
     assert index.match("nobody", [1]) == Match(0, False)
     index.size("a", 10)
     index.size("b", 10)
+    index.record("a", [1, 2, 3])
     index.record("a", [1, 2, 3], ended=True)
     assert index.match("a", [1, 2, 3, 4]) == Match(3, True)
     assert index.match("a", [1, 2, 9]) == Match(2, False)

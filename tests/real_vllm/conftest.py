@@ -37,9 +37,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def replicas() -> list[str]:
     """The replicas' addresses."""
-    urls = os.environ.get("WARMROUTE_VLLM_URLS", "").split()
+    urls = os.environ.get("REAL_VLLM_URLS", "").split()
     if len(urls) != 2:
-        pytest.fail("WARMROUTE_VLLM_URLS must name two replicas; tests/real_vllm/run.py starts them and sets it")
+        pytest.fail("REAL_VLLM_URLS must name two replicas; tests/real_vllm/run.py starts them and sets it")
     return urls
 
 

@@ -1,6 +1,6 @@
 """Prove the router against real vLLM, and record what real vLLM answers for the tests that run without it.
 
-Installs vLLM for the CPU where it isn't yet (WARMROUTE_VLLM_DIR, default .vllm in the repository), starts two replicas,
+Installs vLLM for the CPU where it isn't yet (REAL_VLLM_DIR, default .vllm in the repository), starts two replicas,
 runs the conformance tests of this directory against them and rewrites tests/data/vllm.
 
     python tests/real_vllm/run.py [--no-record | --record-only] [pytest arguments]
@@ -28,7 +28,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     recording, testing = "--no-record" not in arguments, "--record-only" not in arguments
     arguments = [a for a in arguments if a not in ("--no-record", "--record-only")]
-    directory = Path(os.environ.get("WARMROUTE_VLLM_DIR", ROOT / ".vllm")).resolve()
+    directory = Path(os.environ.get("REAL_VLLM_DIR", ROOT / ".vllm")).resolve()
     install(directory)
     logs = directory / "logs"
     replicas = [Replica(directory, logs, flags=FLAGS) for _ in range(2)]
@@ -39,7 +39,7 @@ def main() -> int:
         if testing:
             tests = [sys.executable, "-m", "pytest", str(HERE), "-p", "no:cacheprovider", *arguments]
             urls = " ".join(replica.url for replica in replicas)
-            environment = os.environ | {"WARMROUTE_VLLM_URLS": urls, "WARMROUTE_VLLM_DIR": str(directory)}
+            environment = os.environ | {"REAL_VLLM_URLS": urls, "REAL_VLLM_DIR": str(directory)}
             status = subprocess.run(tests, cwd=ROOT, env=environment, check=False).returncode
     return status
 

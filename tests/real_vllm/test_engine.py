@@ -31,7 +31,7 @@ def stored(url: str) -> set[int]:
     """Keys of all blocks that the engine ever reported as stored."""
     sources = exchange(url, "GET", "/kv_event_sources").json()
     port = sources["0"]["replay_endpoint"].rpartition(":")[2]
-    python = vllm_python(Path(os.environ["WARMROUTE_VLLM_DIR"]))
+    python = vllm_python(Path(os.environ["REAL_VLLM_DIR"]))
     script = str(Path(__file__).with_name("replay_events.py"))
     output = subprocess.run([str(python), script, port], check=True, capture_output=True, text=True, cwd=ROOT).stdout
     batches = [json.loads(line) for line in output.splitlines()]
