@@ -7,21 +7,24 @@ What decides here is `router.choose.dispatch`, byte for byte what decides in the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fake_backend.engine import Engine
 from fake_backend.request import Request
-from fake_backend.scheduler import SchedulerConfig
-from fake_backend.timing import StepTime
 from router.choose.dispatch import Dispatch, Placement
-from router.choose.policies import Policy
 from router.config import Address
 from router.fleet.rates import Rates
 from router.fleet.replica import Replica, State
 from router.fleet.scrape import CacheConfig, Metrics
 from router.index.memory import Index
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fake_backend.scheduler import SchedulerConfig
+    from fake_backend.timing import StepTime
+    from router.choose.policies import Policy
 
 
 @dataclass(frozen=True, slots=True)
