@@ -4,7 +4,7 @@ import json
 import time
 from typing import Any
 
-from fake_backend import errors, sampling, sse, usage
+from fake_backend import errors, orca, sampling, sse, usage
 from fake_backend.errors import JSON_HEADERS, compact
 from fake_backend.replica import Job, Replica
 from fake_backend.runtime import Ticket
@@ -151,6 +151,7 @@ def _whole(replica: Replica, exchange: Exchange, fields: Fields, job: Job, model
         "ec_transfer_params": None,
         "metrics": None,
     }
+    orca.add(replica, exchange)
     exchange.reply(200, compact(answer), JSON_HEADERS)
 
 

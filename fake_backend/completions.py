@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from fake_backend import errors, sampling, sse, usage
+from fake_backend import errors, orca, sampling, sse, usage
 from fake_backend.errors import JSON_HEADERS, compact
 from fake_backend.replica import Job, Replica
 from fake_backend.runtime import Signal, Ticket
@@ -121,6 +121,7 @@ def _whole(replica: Replica, exchange: Exchange, fields: Fields, jobs: list[Job]
         "ec_transfer_params": None,
         "metrics": None,
     }
+    orca.add(replica, exchange)
     exchange.reply(200, compact(answer), JSON_HEADERS)
 
 

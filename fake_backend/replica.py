@@ -144,8 +144,10 @@ class Replica:
         self.tokenizer = Tokenizer.load(settings.tokenizer)
         self.reader = Reader(self.tokenizer, trust_request_chat_template=True)
         self.answers = Answers(self.tokenizer, settings.style, settings.seed)
-        self.loras: dict[str, LoraModule] = {module.name: module for module in settings.loras}
-        self.lora_ids = {name: number for number, name in enumerate(self.loras, start=1)}
+        self.loras: dict[str, LoraModule] = {}
+        self.lora_ids: dict[str, int] = {}
+        for module in settings.loras:
+            self.add_lora(module)
         self.fingerprint = f"vllm-{settings.vllm_version}-{secrets.token_hex(4)}"
         self.created = int(time.time())
         self._vocabulary: tokenizers.Tokenizer | None = None
@@ -216,6 +218,11 @@ class Replica:
         self.start_engines()
         self.metrics.process.started = time.time()
         self.start()
+
+    def add_lora(self, module: LoraModule) -> None:
+        """An adapter loaded again keeps its number."""
+        self.loras[module.name] = module
+        self.lora_ids.setdefault(module.name, len(self.lora_ids) + 1)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them (``\u0120sea``), not as text."""

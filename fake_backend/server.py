@@ -8,13 +8,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 
-from fake_backend import chat, completions, control, dev, embeddings, info, render, tokens
+from fake_backend import chat, completions, control, dev, embeddings, info, lora, messages, render, responses, tokens
 from fake_backend.errors import JSON_HEADERS, ApiError, compact, engine_failure
 from fake_backend.faults import METRICS_KINDS, Faults
 from fake_backend.metrics import CONTENT_TYPE
 from fake_backend.replica import Replica
 from fake_backend.settings import Settings
-from fake_backend.wire import ClientGoneError, Exchange, Listener
+from fake_backend.wire import ClientGoneError, Exchange, Listener, Request
 
 log = logging.getLogger("fake_backend")
 
@@ -41,7 +41,14 @@ _GENERATE: dict[tuple[str, str], Endpoint] = {
     ("POST", "/v1/chat/completions/render"): render.render_chat,
     ("POST", "/v1/completions/render"): render.render_completion,
     ("POST", "/inference/v1/generate"): render.generate,
+    ("POST", "/v1/responses"): responses.handle,
+    ("POST", "/v1/messages"): messages.handle,
+    ("POST", "/v1/messages/count_tokens"): messages.count_tokens,
     ("POST", "/inference/v1/abort_requests"): render.abort_requests,
+}
+_LORA: dict[tuple[str, str], Endpoint] = {
+    ("POST", "/v1/load_lora_adapter"): lora.load,
+    ("POST", "/v1/unload_lora_adapter"): lora.unload,
 }
 _DEV: dict[tuple[str, str], Endpoint] = {
     ("POST", "/reset_prefix_cache"): dev.reset_prefix_cache,
@@ -55,6 +62,13 @@ _DEV: dict[tuple[str, str], Endpoint] = {
     ("GET", "/is_paused"): dev.is_paused,
 }
 _POOL: dict[tuple[str, str], Endpoint] = {("POST", "/v1/embeddings"): embeddings.handle}
+
+
+def _stored_response(request: Request) -> Endpoint | None:
+    """The one route with a name in its path."""
+    head, *rest = request.path.removeprefix("/v1/responses/").split("/")
+    asks = (request.method, rest) in (("GET", []), ("POST", ["cancel"]))
+    return responses.not_stored if asks and head and request.path.startswith("/v1/responses/") else None
 
 
 class Server:
@@ -73,7 +87,8 @@ class Server:
         # A real replica serves either kind of model; this one has embeddings beside text, for it has neither model.
         kinds = _POOL if settings.embedding else _GENERATE | _POOL
         dev = _DEV if os.environ.get("VLLM_SERVER_DEV_MODE") == "1" else {}
-        return _COMMON | kinds | dev
+        adapters = _LORA if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1" else {}
+        return _COMMON | kinds | dev | adapters
 
     @property
     def port(self) -> int:
@@ -135,7 +150,7 @@ class Server:
             if not self._authorised(exchange):
                 exchange.reply(401, compact({"error": "Unauthorized"}), JSON_HEADERS[:1])
                 return
-            endpoint = self.routes.get((request.method, request.path))
+            endpoint = self.routes.get((request.method, request.path)) or _stored_response(request)
             if endpoint is None:
                 route = request.path if self._no_such_route(exchange) else "none"
                 return
