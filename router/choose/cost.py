@@ -42,7 +42,8 @@ class Candidate:
     waiting_ms: float
     decoding: int
     in_flight: int
-    routed_ms: float
+    routed: float
+    """Work it was given lately, in prefilled tokens' worth."""
     slowness: float = 1.0
 
     @property
@@ -68,8 +69,7 @@ class Price:
 def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates) -> list[Price]:
     """What a request with prompts of `tokens` costs at each candidate."""
     branch = begins_branch(candidates)
-    least = min(candidate.routed_ms for candidate in candidates)
-    most = PLACEMENT_TOKENS * rates.token_ms
+    least = min(candidate.routed for candidate in candidates)
     found = []
     for candidate in candidates:
         prefill = candidate.slowness * sum(
@@ -80,7 +80,7 @@ def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates)
                 waiting_ms=candidate.waiting_ms,
                 prefill_ms=prefill,
                 slowed_ms=prefill * (1 + OVERHEAD + PER_DECODE * candidate.decoding),
-                placement_ms=min(candidate.routed_ms - least, most) if branch else 0.0,
+                placement_ms=min(candidate.routed - least, PLACEMENT_TOKENS) * rates.token_ms if branch else 0.0,
             )
         )
     return found

@@ -77,7 +77,7 @@ class Dispatch:
         booking = replica.load.book(
             now,
             prefill_ms=prefill_ms,
-            work_ms=prefill_ms + answer_tokens * DECODE_WEIGHT * self._rates.token_ms,
+            work=prefill_ms / self._rates.token_ms + answer_tokens * DECODE_WEIGHT,
             visible=visible,
         )
         chosen = chains(replica)
@@ -93,7 +93,7 @@ class Dispatch:
             usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
             cached.append(usable * replica.block_size)
             continues = continues or match.continues
-        running, waiting = replica.foreign(now)
+        running, waiting = replica.strangers(now)
         load = replica.load
         # What others have queued there is unknown; it is taken to be like this request.
         strangers_ms = waiting * sum(self._rates.prefill_ms(each, 0) for each in tokens)
@@ -104,7 +104,7 @@ class Dispatch:
             waiting_ms=load.waiting_ms(now) + strangers_ms,
             decoding=load.decoding + running,
             in_flight=load.in_flight + running + waiting,
-            routed_ms=load.routed_ms(now),
+            routed=load.routed(now),
             slowness=self._rates.slowness(replica.name),
         )
 

@@ -39,10 +39,10 @@ class Cost:
         best = min(price.total_ms for price in prices)
         tied = [i for i, price in enumerate(prices) if price.total_ms <= best + self.tie_band_ms]
         if begins_branch(candidates):
-            chosen = min(tied, key=lambda i: (candidates[i].routed_ms, candidates[i].in_flight))
+            chosen = min(tied, key=lambda i: (candidates[i].routed, candidates[i].in_flight))
             reason = "least cost for a new branch"
         else:
-            chosen = max(tied, key=lambda i: (candidates[i].hit, candidates[i].continues, -candidates[i].routed_ms))
+            chosen = max(tied, key=lambda i: (candidates[i].hit, candidates[i].continues, -candidates[i].routed))
             warmest = max(candidate.hit for candidate in candidates)
             reason = "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
         return chosen, reason
@@ -66,7 +66,7 @@ class LeastLoad:
 
     def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]:
         chosen = min(
-            range(len(candidates)), key=lambda i: (candidates[i].in_flight, candidates[i].routed_ms, candidates[i].name)
+            range(len(candidates)), key=lambda i: (candidates[i].in_flight, candidates[i].routed, candidates[i].name)
         )
         return chosen, "fewest in flight"
 

@@ -61,11 +61,12 @@ class Load:
     _queue: dict[Booking, None] = field(default_factory=dict)  # in order of booking
     _queued_ms: float = 0.0
     _head_since: float = 0.0
-    _routed_ms: float = 0.0
+    _routed: float = 0.0
     _routed_at: float = 0.0
 
-    def book(self, now: float, *, prefill_ms: float, work_ms: float, visible: bool) -> Booking:
-        """Take a request on. `work_ms`: all the replica will spend on it, as counted for placement."""
+    def book(self, now: float, *, prefill_ms: float, work: float, visible: bool) -> Booking:
+        """Take a request on. `work`: all it will be for the replica, in prefilled tokens' worth (a rate would change
+        with what is learned, and old work would weigh more than new)."""
         booking = Booking(self, prefill_ms, visible)
         if not self._queue:
             self._head_since = now
@@ -73,7 +74,7 @@ class Load:
         self._queue[booking] = None
         self._queued_ms += prefill_ms
         self.in_flight += 1
-        self._routed_ms = self.routed_ms(now) + work_ms
+        self._routed = self.routed(now) + work
         self._routed_at = now
         return booking
 
@@ -90,9 +91,9 @@ class Load:
             head.first_token(turn)
         return 0.0
 
-    def routed_ms(self, now: float) -> float:
-        """Work routed here, decayed over `ROUTED_WINDOW_SECONDS`."""
-        return self._routed_ms * math.exp(-(now - self._routed_at) / ROUTED_WINDOW_SECONDS)
+    def routed(self, now: float) -> float:
+        """Work routed here, in prefilled tokens' worth, decayed over `ROUTED_WINDOW_SECONDS`."""
+        return self._routed * math.exp(-(now - self._routed_at) / ROUTED_WINDOW_SECONDS)
 
     def leave_prefill(self, booking: Booking, now: float) -> None:
         first = next(iter(self._queue)) is booking

@@ -102,8 +102,7 @@ class Probe:
             return
         metrics = read_metrics(page.decode("utf-8", "replace"))
         before = replica.metrics
-        replica.metrics = metrics
-        replica.scraped_at = asyncio.get_running_loop().time()
+        replica.scraped(metrics, asyncio.get_running_loop().time())
         if before.started is not None and metrics.started is not None and metrics.started != before.started:
             replica.restarted()
             replica.state = State.UNSEEN  # another process may serve other models

@@ -53,6 +53,8 @@ class Replica:
     load: Load = field(default_factory=Load)
     epoch: int = 0
     shunned_until: float = 0.0
+    _strangers: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    """The last two readings of what others have there: running, waiting."""
 
     @property
     def cache(self) -> CacheConfig:
@@ -70,17 +72,26 @@ class Replica:
     def serves(self, model: str | None) -> bool:
         return model is None or model in self.models
 
-    def foreign(self, now: float) -> tuple[int, int]:
-        """Requests (running, waiting) at the engine that this router did not send, by its last metrics; zeros where
-        they are stale or missing. Own bookings are newer than any scrape, so only the surplus counts."""
-        if self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
-            return 0, 0
-        running, waiting = int(self.metrics.running or 0), int(self.metrics.waiting or 0)
+    def scraped(self, metrics: Metrics, now: float) -> None:
+        """Take in a reading of /metrics, and compare it with what this router itself has there at this moment."""
+        self.metrics, self.scraped_at = metrics, now
+        running, waiting = int(metrics.running or 0), int(metrics.waiting or 0)
         surplus = max(0, running + waiting - self.load.in_flight)
         strangers_waiting = min(waiting, surplus)
-        return surplus - strangers_waiting, strangers_waiting
+        # The engine's gauges are a step old and its end of a request comes before ours: what is seen once may be one
+        # of our own. What is seen twice is somebody else's.
+        self._strangers = (self._strangers[1], (surplus - strangers_waiting, strangers_waiting))
+
+    def strangers(self, now: float) -> tuple[int, int]:
+        """Requests (running, waiting) at the engine that this router did not send; zeros where its metrics are stale
+        or missing."""
+        if self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
+            return 0, 0
+        (running, waiting), (running_too, waiting_too) = self._strangers
+        return min(running, running_too), min(waiting, waiting_too)
 
     def restarted(self) -> None:
         """Another process answers here now: nothing that was sent to the old one counts for it."""
         self.epoch += 1
         self.load = Load()
+        self._strangers = ((0, 0), (0, 0))

@@ -19,7 +19,7 @@ def candidate(name: str, cached: int = 0, **changes: Any) -> Candidate:
         "waiting_ms": 0.0,
         "decoding": 0,
         "in_flight": 0,
-        "routed_ms": 0.0,
+        "routed": 0.0,
     }
     return Candidate(**fields | changes)
 
@@ -31,7 +31,7 @@ def chosen(*candidates: Candidate, tokens: int = 4000, name: str = "cost") -> st
 def test_a_conversation_goes_where_its_past_is() -> None:
     assert chosen(candidate("a"), candidate("b", 3200, continues=True)) == "b"
     # Recent work does not matter to it: a past is not moved for the sake of evenness.
-    assert chosen(candidate("a"), candidate("b", 3200, continues=True, routed_ms=60_000.0)) == "b"
+    assert chosen(candidate("a"), candidate("b", 3200, continues=True, routed=60_000.0)) == "b"
 
 
 def test_unless_the_wait_there_is_longer_than_the_prefill_elsewhere() -> None:
@@ -42,17 +42,17 @@ def test_unless_the_wait_there_is_longer_than_the_prefill_elsewhere() -> None:
 
 def test_a_small_past_still_counts_among_equals() -> None:
     # 64 tokens are 8 ms at the assumed rate: within the tie band, and still the better of two.
-    assert chosen(candidate("a"), candidate("b", 64, continues=True, routed_ms=500.0), tokens=200) == "b"
+    assert chosen(candidate("a"), candidate("b", 64, continues=True, routed=500.0), tokens=200) == "b"
 
 
 def test_a_popular_prefix_spreads() -> None:
     warm = candidate("a", 960)
     assert chosen(warm, candidate("b"), tokens=1000) == "a"
-    assert chosen(candidate("a", 960, routed_ms=1000.0), candidate("b"), tokens=1000) == "b"
+    assert chosen(candidate("a", 960, routed=8000.0), candidate("b"), tokens=1000) == "b"
 
 
 def test_an_idle_fleet_is_used_evenly() -> None:
-    assert chosen(candidate("a", routed_ms=5.0), candidate("b"), tokens=100) == "b"
+    assert chosen(candidate("a", routed=5.0), candidate("b"), tokens=100) == "b"
 
 
 def test_a_prompt_matched_to_its_end_of_turn_is_no_branch() -> None:
@@ -86,7 +86,7 @@ def test_round_robin_takes_turns_by_name() -> None:
 
 def test_least_load_counts_requests() -> None:
     assert chosen(candidate("a", 4000, in_flight=2), candidate("b", in_flight=1), name="least_load") == "b"
-    assert chosen(candidate("a", routed_ms=2.0), candidate("b", routed_ms=1.0), name="least_load") == "b"
+    assert chosen(candidate("a", routed=2.0), candidate("b", routed=1.0), name="least_load") == "b"
 
 
 def test_an_unknown_policy() -> None:

@@ -12,8 +12,8 @@ from router.fleet.ledger import ROUTED_WINDOW_SECONDS, Load
 def test_waiting_is_the_sum_of_prefills_less_what_was_done_of_the_first() -> None:
     load = Load()
     assert load.waiting_ms(0.0) == 0.0
-    first = load.book(10.0, prefill_ms=200, work_ms=200, visible=True)
-    second = load.book(10.0, prefill_ms=100, work_ms=100, visible=True)
+    first = load.book(10.0, prefill_ms=200, work=200, visible=True)
+    second = load.book(10.0, prefill_ms=100, work=100, visible=True)
     assert load.waiting_ms(10.0) == 300
     assert load.waiting_ms(10.05) == pytest.approx(250)
     # The first is late: it still occupies the engine, but promises nothing more.
@@ -30,8 +30,8 @@ def test_waiting_is_the_sum_of_prefills_less_what_was_done_of_the_first() -> Non
 
 def test_a_prefill_nobody_sees_the_end_of_is_done_in_its_time() -> None:
     load = Load()
-    hidden = load.book(0.0, prefill_ms=100, work_ms=100, visible=False)
-    load.book(0.0, prefill_ms=50, work_ms=50, visible=True)
+    hidden = load.book(0.0, prefill_ms=100, work=100, visible=False)
+    load.book(0.0, prefill_ms=50, work=50, visible=True)
     assert load.waiting_ms(0.06) == pytest.approx(90)
     assert load.waiting_ms(0.12) == pytest.approx(30)  # the second has been worked on since 0.1
     assert load.decoding == 1
@@ -41,7 +41,7 @@ def test_a_prefill_nobody_sees_the_end_of_is_done_in_its_time() -> None:
 
 def test_an_end_counts_once_and_a_first_token_after_it_not_at_all() -> None:
     load = Load()
-    booking = load.book(0.0, prefill_ms=100, work_ms=100, visible=True)
+    booking = load.book(0.0, prefill_ms=100, work=100, visible=True)
     booking.close(1.0)
     booking.close(1.0)
     booking.first_token(2.0)
@@ -50,11 +50,11 @@ def test_an_end_counts_once_and_a_first_token_after_it_not_at_all() -> None:
 
 def test_routed_work_fades() -> None:
     load = Load()
-    load.book(0.0, prefill_ms=0, work_ms=1000, visible=True)
-    assert load.routed_ms(0.0) == 1000
-    assert load.routed_ms(ROUTED_WINDOW_SECONDS) == pytest.approx(1000 / 2.718281828)
-    load.book(ROUTED_WINDOW_SECONDS, prefill_ms=0, work_ms=1000, visible=True)
-    assert load.routed_ms(ROUTED_WINDOW_SECONDS) == pytest.approx(1000 + 1000 / 2.718281828)
+    load.book(0.0, prefill_ms=0, work=1000, visible=True)
+    assert load.routed(0.0) == 1000
+    assert load.routed(ROUTED_WINDOW_SECONDS) == pytest.approx(1000 / 2.718281828)
+    load.book(ROUTED_WINDOW_SECONDS, prefill_ms=0, work=1000, visible=True)
+    assert load.routed(ROUTED_WINDOW_SECONDS) == pytest.approx(1000 + 1000 / 2.718281828)
 
 
 @given(
@@ -74,7 +74,7 @@ def test_counts_are_never_negative_and_return_to_zero(steps: list[tuple[str, int
     for what, which, ms, pause, visible in steps:
         now += pause
         if what == "book":
-            bookings.append(load.book(now, prefill_ms=ms, work_ms=ms, visible=visible))
+            bookings.append(load.book(now, prefill_ms=ms, work=ms, visible=visible))
         elif bookings:
             booking = bookings[which % len(bookings)]
             booking.first_token(now) if what == "token" else booking.close(now)
