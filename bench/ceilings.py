@@ -33,7 +33,11 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Demand:
+    """One request in blocks: the numbers of those it leaves behind, how many of them its prompt can use, and the
+    prompt's length in tokens. Equal numbers are equal prefixes.
+    """
+
     keys: tuple[int, ...]
     usable: int
     length: int
@@ -46,7 +50,7 @@ class _Cache:
         self._blocks = blocks
         self._held: OrderedDict[int, None] = OrderedDict()
 
-    def match(self, request: _Request) -> int:
+    def match(self, request: Demand) -> int:
         """Return how many leading blocks of the prompt are held, at most those that a prompt can use."""
         held = self._held
         for depth, key in enumerate(request.keys[: request.usable]):
@@ -54,7 +58,7 @@ class _Cache:
                 return depth
         return request.usable
 
-    def insert(self, request: _Request) -> None:
+    def insert(self, request: Demand) -> None:
         held = self._held
         # Freed tail first, so the tail is the next to be overwritten (vLLM v1/core/kv_cache_manager.py, free).
         for key in reversed(request.keys):
@@ -67,7 +71,11 @@ class _Cache:
 
 def ceilings(run: Sequence[Exchange], *, block_size: int, replicas: int, pool_blocks: int) -> Ceilings:
     """Return the ceilings of `run`, given in order of arrival, for `replicas` pools of `pool_blocks` blocks each."""
-    requests = _blocks(run, block_size)
+    return ceilings_of(_blocks(run, block_size), block_size=block_size, replicas=replicas, pool_blocks=pool_blocks)
+
+
+def ceilings_of(requests: Sequence[Demand], *, block_size: int, replicas: int, pool_blocks: int) -> Ceilings:
+    """Return the ceilings of requests whose blocks are known by number, in order of arrival."""
     return Ceilings(
         infinite=_one_cache(requests, None, block_size),
         pooled_lru=_one_cache(requests, replicas * pool_blocks, block_size),
@@ -75,7 +83,7 @@ def ceilings(run: Sequence[Exchange], *, block_size: int, replicas: int, pool_bl
     )
 
 
-def _blocks(run: Iterable[Exchange], block_size: int) -> list[_Request]:
+def _blocks(run: Iterable[Exchange], block_size: int) -> list[Demand]:
     """Number the blocks of all requests: equal numbers mean an equal prefix up to and including that block."""
     numbers: dict[tuple[int, tuple[int, ...]], int] = {}
     requests = []
@@ -87,16 +95,16 @@ def _blocks(run: Iterable[Exchange], block_size: int) -> list[_Request]:
             parent = numbers.setdefault((parent, tokens[end - block_size : end]), len(numbers))
             keys.append(parent)
         usable = max(0, len(exchange.prompt) - 1) // block_size
-        requests.append(_Request(tuple(keys), usable, len(exchange.prompt)))
+        requests.append(Demand(tuple(keys), usable, len(exchange.prompt)))
     return requests
 
 
-def _rate(hit_blocks: int, requests: Sequence[_Request], block_size: int) -> float:
+def _rate(hit_blocks: int, requests: Sequence[Demand], block_size: int) -> float:
     asked = sum(request.length for request in requests)
     return hit_blocks * block_size / asked if asked else 0.0
 
 
-def _one_cache(requests: Sequence[_Request], blocks: int | None, block_size: int) -> float:
+def _one_cache(requests: Sequence[Demand], blocks: int | None, block_size: int) -> float:
     cache, hits = _Cache(blocks), 0
     for request in requests:
         hits += cache.match(request)
@@ -104,7 +112,7 @@ def _one_cache(requests: Sequence[_Request], blocks: int | None, block_size: int
     return _rate(hits, requests, block_size)
 
 
-def _greedy(requests: Sequence[_Request], replicas: int, pool_blocks: int, block_size: int) -> float:
+def _greedy(requests: Sequence[Demand], replicas: int, pool_blocks: int, block_size: int) -> float:
     caches = [_Cache(pool_blocks) for _ in range(replicas)]
     sent = [0] * replicas
     hits = 0

@@ -4,18 +4,18 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import demo, hit_rate
+from bench import demo, hit_rate, simulate
 from bench.processes import StartError
 
 _INTERRUPTED = 128 + signal.SIGINT
 
 
-def main() -> None:
-    arguments = parser().parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser().parse_args(argv)
     try:
         status = run_until_signal(arguments.run(arguments))
     except (StartError, demo.PortTakenError, OSError, ValueError) as error:
@@ -75,6 +75,35 @@ def parser() -> argparse.ArgumentParser:
     _common(rates)
     rates.set_defaults(run=hit_rate.run, on_ctrl_c=_INTERRUPTED)
 
+    replay = commands.add_parser(
+        "simulate",
+        help="a recorded trace through the router's choice over fake engines, in virtual time",
+        description=simulate.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    replay.add_argument(
+        "trace", metavar="TRACE", help="JSON lines with timestamp, input_length, output_length, hash_ids"
+    )
+    replay.add_argument("--replicas", type=_positive, default=8, help="engines behind the choice")
+    replay.add_argument(
+        "--policy",
+        dest="policies",
+        type=_names,
+        default=hit_rate.DEFAULT_POLICY,
+        metavar="NAME[,NAME...]",
+        help="policies",
+    )
+    replay.add_argument("--model", default="Llama-3.1-8B", help="what each replica serves")
+    replay.add_argument("--gpu", default="H100", help="what each replica runs on")
+    replay.add_argument("--tensor-parallel-size", type=_positive, default=1, help="GPUs a replica")
+    replay.add_argument("--blocks", type=_positive, default=None, help="blocks a replica (default: what its GPU holds)")
+    replay.add_argument("--max-num-batched-tokens", type=_positive, default=2048, help="tokens a step computes at most")
+    replay.add_argument("--jitter", type=_delay, default=0.0, help="seconds of seeded delay a request, at the most")
+    replay.add_argument("--speed", type=_seconds, default=1.0, help="play the trace this many times as fast")
+    replay.add_argument("--requests", type=_positive, default=None, help="only the first so many")
+    _common(replay)
+    replay.set_defaults(run=simulate.run, on_ctrl_c=_INTERRUPTED)
+
     show = commands.add_parser(
         "demo",
         help="replicas, router and a chat load, live in the terminal, with round robin beside it",
@@ -113,6 +142,13 @@ def _port(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is not a port (1 to 65535)")
+    return number
+
+
+def _delay(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no delay in seconds")
     return number
 
 

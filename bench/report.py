@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from bench.ceilings import Ceilings
     from bench.hit_rate import Result
+    from bench.simulate import Summary
 
 _WIDTH = 120
 
@@ -101,3 +103,42 @@ def picture(results: Sequence["Result"], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def simulated(document: dict[str, object], summaries: "Sequence[Summary]", bounds: "Sequence[Ceilings]") -> None:
+    """Print one row a policy, and what any routing could have reached."""
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    shown = Table(
+        title=f"{document['trace']}: {document['replicas']} replicas of {document['blocks_per_replica']} blocks of "
+        f"{document['block_size']} tokens",
+        title_justify="left",
+    )
+    shown.add_column("policy")
+    for column in (
+        "hit rate",
+        "of oracle",
+        "predicted",
+        "TTFT mean",
+        "p50",
+        "p90",
+        "p99",
+        "end to end",
+        "busiest/mean",
+    ):
+        shown.add_column(column, justify="right")
+    for row in summaries:
+        shown.add_row(
+            row.policy,
+            f"{row.hit_rate:.1%}",
+            f"{row.of_oracle:.3f}",
+            f"{row.predicted_exactly:.1%}",
+            *(f"{ms:.0f} ms" for ms in (row.ttft_mean_ms, row.ttft_p50_ms, row.ttft_p90_ms, row.ttft_p99_ms)),
+            f"{row.end_to_end_mean_ms / 1000:.2f} s",
+            f"{row.busiest_over_mean:.2f}",
+        )
+    console.print(shown)
+    bound = bounds[-1]
+    console.print(
+        f"ceilings ({summaries[-1].policy}'s run): infinite cache {bound.infinite:.1%}, "
+        f"pooled LRU {bound.pooled_lru:.1%}, greedy oracle {bound.greedy_oracle:.1%}"
+    )

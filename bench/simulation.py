@@ -7,7 +7,7 @@ What decides here is `router.choose.dispatch`, byte for byte what decides in the
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from fake_backend.engine import Engine
@@ -46,6 +46,10 @@ class Call:
     session: int = -1
     answer_named: bool = True
     """Whether the blocks of the answer are those that a next turn will ask for; traces often cannot tell."""
+
+    def moved(self, at: float) -> Call:
+        """The same call at another time."""
+        return replace(self, at=at)
 
 
 class Workload(Protocol):
