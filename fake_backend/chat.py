@@ -113,7 +113,7 @@ async def handle(replica: Replica, exchange: Exchange) -> None:
 
 def _whole(replica: Replica, exchange: Exchange, fields: Fields, job: Job, model: str) -> None:
     if any(ticket.request.finish_reason == "error" for ticket in job.tickets):
-        raise errors.engine_failure()
+        raise replica.failure()
     show_ids = fields.flag("return_token_ids")
     choices = [
         {
@@ -182,7 +182,7 @@ async def _stream(
             )
         reason = ticket.request.finish_reason
         if reason == "error":
-            exchange.send("".join(parts).encode() + sse.failure())
+            exchange.send("".join(parts).encode() + sse.failure(replica.failure()))
             exchange.end()
             return
         answer = ticket.answer

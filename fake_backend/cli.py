@@ -32,17 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["serve"]:
             arguments = arguments[1:]
         chosen = settings.read(arguments)
-        uvloop.run(_serve(chosen))
+        return uvloop.run(_serve(chosen))
     except _REFUSALS as error:
         print(f"fake_backend: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"fake_backend: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
-async def _serve(chosen: Settings) -> None:
+async def _serve(chosen: Settings) -> int:
+    """Exit status: 0 after a signal, 1 when the engine has died."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -54,7 +54,11 @@ async def _serve(chosen: Settings) -> None:
         raise SettingsError(f"cannot listen on --host {chosen.host} --port {chosen.port}: {error}") from error
     _announce(chosen, server)
     try:
-        await stop.wait()
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, server.died)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        return 0 if stop.is_set() else 1
     finally:
         await server.stop()
 

@@ -92,7 +92,7 @@ def _prefix(replica: Replica, fields: Fields, ticket: Ticket) -> str:
 def _whole(replica: Replica, exchange: Exchange, fields: Fields, jobs: list[Job], identity: str, model: str) -> None:
     tickets = [ticket for job in jobs for ticket in job.tickets]
     if any(ticket.request.finish_reason == "error" for ticket in tickets):
-        raise errors.engine_failure()
+        raise replica.failure()
     show_ids = fields.flag("return_token_ids")
     choices = [
         {
@@ -149,7 +149,7 @@ async def _stream(
         ticket = tickets[index]
         reason = ticket.request.finish_reason
         if reason == "error":
-            exchange.send(sse.failure())
+            exchange.send(sse.failure(replica.failure()))
             exchange.end()
             return
         answer = ticket.answer

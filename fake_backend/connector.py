@@ -21,6 +21,23 @@ class Fetched:
     failed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TierStored:
+    """Blocks that another tier holds now."""
+
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierRemoved:
+    """Blocks that another tier has given up."""
+
+    keys: tuple[int, ...]
+
+
+TierEvent = TierStored | TierRemoved
+
+
 class Connector(Protocol):
     """All times are seconds on the engine's clock."""
 
@@ -46,6 +63,10 @@ class Connector(Protocol):
 
     def evicted(self, events: Sequence[CacheEvent], now: float) -> None:
         """What entered and left the pool in the step just scheduled."""
+        ...
+
+    def take_events(self) -> list[TierEvent]:
+        """What entered and left the other tier since the last call."""
         ...
 
     def next_event(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from fake_backend.errors import JSON_HEADERS, compact
 from fake_backend.replica import Replica
+from fake_backend.tier import CpuTier
 from fake_backend.wire import Exchange
 
 _EMPTY = (("vary", "Origin"),)
@@ -16,6 +17,10 @@ async def reset_prefix_cache(replica: Replica, exchange: Exchange) -> None:
     preempt = _flag(exchange, "reset_running_requests")
     results = [engine.reset_prefix_cache(preempt=preempt) for engine in replica.engines]
     success = all(results)
+    if _flag(exchange, "reset_external"):
+        for engine in replica.engines:
+            if isinstance(engine.connector, CpuTier):
+                engine.connector.clear()
     exchange.reply(200, compact({"success": success}), JSON_HEADERS)
 
 

@@ -7,7 +7,7 @@ the same times give the same events.
 
 from dataclasses import dataclass, field
 
-from fake_backend.connector import Connector
+from fake_backend.connector import Connector, TierEvent
 from fake_backend.pool import BlockPool, CacheEvent
 from fake_backend.request import Request, State
 from fake_backend.scheduler import Batch, Scheduler, SchedulerConfig
@@ -35,7 +35,7 @@ class Outcome:
     """Sequences that got one token each; ``request.generated`` is its number."""
     finished: list[Request] = field(default_factory=list)
     """Requests that ended since the last outcome: done, aborted or failed. ``finish_reason`` says which."""
-    cache_events: list[CacheEvent] = field(default_factory=list)
+    cache_events: list[CacheEvent | TierEvent] = field(default_factory=list)
     prompt_tokens: int = 0
     """Prompts whose first token came in this step, in tokens, as ``vllm:iteration_tokens_total`` counts them."""
     preempted: int = 0
@@ -62,6 +62,8 @@ class Engine:
         self.stopped = False
         """While True no step begins (a sleeping or paused engine)."""
         self._step: Step | None = None
+        self._told = 0
+        """How many of the pool's events the connector has seen."""
         self._leaving: list[tuple[Request, str]] = []
         self._ended: list[Request] = []
 
@@ -96,8 +98,9 @@ class Engine:
             return None
         batch = self.scheduler.schedule(now)
         self._ended += batch.failed
-        if self.connector is not None and self.pool.events:
-            self.connector.evicted(self.pool.events, now)
+        if self.connector is not None and len(self.pool.events) > self._told:
+            self.connector.evicted(self.pool.events[self._told :], now)
+            self._told = len(self.pool.events)
         if not batch:
             return None
         self._step = Step(batch, now, self.step_time.seconds(batch.load))
@@ -118,7 +121,9 @@ class Engine:
         self._leaving.clear()
         if step is not None:
             # Only a step publishes: what an idle engine forgets (a reset) is told when the next one runs.
-            outcome.cache_events, self.pool.events = self.pool.events, []
+            outcome.cache_events, self.pool.events, self._told = list(self.pool.events), [], 0
+            if self.connector is not None:
+                outcome.cache_events += self.connector.take_events()
         outcome.finished += self._ended
         self._ended = []
         return outcome

@@ -101,6 +101,11 @@ def engine_failure() -> ApiError:
     return ApiError(500, "Internal server error", "InternalServerError")
 
 
+def engine_dead() -> ApiError:
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    return ApiError(500, message, "InternalServerError")
+
+
 def scale_out_disabled() -> ApiError:
     return ApiError(
         403,

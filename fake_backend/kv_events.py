@@ -6,11 +6,14 @@ from typing import Any
 
 import msgspec
 
+from fake_backend.connector import TierEvent, TierRemoved, TierStored
 from fake_backend.pool import CacheEvent, Cleared, Removed, Stored
 from fake_backend.request import Request
 
 MAP_ENCODING_SINCE = (0, 24)
 """Before, events were arrays in a fixed order."""
+
+TIER_MEDIUM = "CPU"
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -44,7 +47,7 @@ class Encoding:
 
 
 class Describer:
-    """Turns pool events into vLLM's, one for one and in their order.
+    """Turns pool events into vLLM's, in their order.
 
     Removed blocks are named by the digest that was stored under their key, which is remembered while any block has it.
     """
@@ -55,20 +58,36 @@ class Describer:
         self._medium = medium
         self._digests: dict[int, bytes] = {}
 
-    def describe(self, event: CacheEvent) -> dict[str, Any]:
+    def describe(self, event: CacheEvent | TierEvent) -> list[dict[str, Any]]:
+        """One event, or one for each block of another tier."""
         match event:
+            case TierStored(keys=keys):
+                return [self._tier_stored(key) for key in keys]
+            case TierRemoved(keys=keys):
+                return [self._removed(key, TIER_MEDIUM) for key in keys]
             case Stored():
-                return self._stored(event)
+                return [self._stored(event)]
             case Removed(key=key):
-                return {
-                    "type": "BlockRemoved",
-                    "block_hashes": [self._name(key)],
-                    "medium": self._medium,
-                    "group_idx": 0,
-                }
+                return [self._removed(key, self._medium)]
             case Cleared():
-                self._digests.clear()
-                return {"type": "AllBlocksCleared"}
+                return [{"type": "AllBlocksCleared"}]
+
+    def _removed(self, key: int, medium: str) -> dict[str, Any]:
+        return {"type": "BlockRemoved", "block_hashes": [self._name(key)], "medium": medium, "group_idx": 0}
+
+    def _tier_stored(self, key: int) -> dict[str, Any]:
+        """VLLM's placeholder: unless told otherwise it says no more of an offloaded block than its hash."""
+        stored = {
+            "type": "BlockStored",
+            "block_hashes": [self._name(key)],
+            "parent_block_hash": None,
+            "token_ids": [],
+            "block_size": 0,
+            "lora_id": None,
+            "medium": TIER_MEDIUM,
+            "lora_name": None,
+        }
+        return stored if self._encoding.as_maps else stored | {"extra_keys": None, "group_idx": 0}
 
     def _name(self, key: int) -> int | bytes:
         return self._digests[key] if self._encoding.whole_hashes else key

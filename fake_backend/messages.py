@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fake_backend import chat, errors, sse, usage
+from fake_backend import chat, sse, usage
 from fake_backend.errors import JSON_HEADERS, ApiError, compact
 from fake_backend.replica import Job, Replica
 from fake_backend.runtime import Ticket
@@ -76,7 +76,7 @@ async def handle(replica: Replica, exchange: Exchange) -> None:
             return
         await sse.all_done(job.tickets, job.signal)
         if ticket.request.finish_reason == "error":
-            _refuse(exchange, errors.engine_failure())
+            _refuse(exchange, replica.failure())
             return
         stop_reason, stop_sequence = _stop(ticket)
         answer: Body = {
@@ -105,7 +105,7 @@ async def _stream(replica: Replica, exchange: Exchange, job: Job, model: str) ->
     begun = False
     async for _index, first, so_far in sse.Progress(job.tickets, job.signal).steps(exchange):
         if ticket.request.finish_reason == "error":
-            failure = errors.engine_failure()
+            failure = replica.failure()
             exchange.send(_event("error", {"error": {"type": failure.kind, "message": failure.message}}))
             exchange.end()
             return

@@ -102,7 +102,7 @@ async def generate(replica: Replica, exchange: Exchange) -> None:
             return
         await sse.all_done(tickets, job.signal)
         if any(ticket.request.finish_reason == "error" for ticket in tickets):
-            raise errors.engine_failure()
+            raise replica.failure()
         answer = {
             "request_id": identity,
             "model": outer.text("model") or replica.settings.served_names[0],
@@ -146,7 +146,7 @@ async def _stream(
     async for index, first, so_far in sse.Progress(job.tickets, job.signal).steps(exchange):
         ended = job.tickets[index].done
         if job.tickets[index].request.finish_reason == "error":
-            exchange.send(sse.failure())
+            exchange.send(sse.failure(replica.failure()))
             exchange.end()
             return
         chunk = {

@@ -4,25 +4,28 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
 
-from fake_backend import budget, errors
+from fake_backend import budget, errors, transfer
 from fake_backend.answers import Answers, Wish
 from fake_backend.clock import Clock
+from fake_backend.connector import Connector
 from fake_backend.engine import Engine, Outcome
 from fake_backend.faults import Faults
 from fake_backend.kv_events import MAP_ENCODING_SINCE, Content, Describer, Encoding
 from fake_backend.metrics import Metrics
 from fake_backend.naming import Namer
+from fake_backend.nixl import Nixl, NixlSeries
 from fake_backend.publisher import Publisher
 from fake_backend.request import Request
 from fake_backend.runtime import Runtime, Signal, Ticket, content_of
 from fake_backend.scheduler import SchedulerConfig
 from fake_backend.settings import LoraModule, Settings
+from fake_backend.tier import CpuTier
 from fake_backend.timing import StepTime, roofline
 from router.prompt.blocks import NO_EXTRA, Extra
 from router.prompt.reader import Reader
@@ -150,9 +153,8 @@ class Replica:
             self.add_lora(module)
         self.fingerprint = f"vllm-{settings.vllm_version}-{secrets.token_hex(4)}"
         self.created = int(time.time())
+        self.on_death: Callable[[], None] | None = None
         self._vocabulary: tokenizers.Tokenizer | None = None
-        self.dead = False
-        """The engine has died; the HTTP server still answers."""
         self.sleeping = False
         self.paused = False
         self.in_server = 0
@@ -164,6 +166,13 @@ class Replica:
         settings = self.settings
         self.clock = Clock(settings.time_scale)
         self.namer = Namer(settings.hash_algorithm, settings.block_size)
+        per_token = budget.kv_bytes_per_token(settings.model, settings.demand.kv_dtype, 1)
+        self.nixl: list[Nixl] = []
+        if settings.kv_transfer is not None:
+            self.nixl = [
+                Nixl(settings.kv_transfer, rank, settings.kv_link, per_token, settings.demand.tensor_parallel)
+                for rank in range(settings.data_parallel)
+            ]
         config, time_of_step = scheduler_config(settings), step_time(settings)
         self.engines = [
             Engine(
@@ -172,11 +181,24 @@ class Replica:
                 time_of_step,
                 caching=settings.prefix_caching,
                 record_events=settings.kv_events is not None,
+                connector=self._connector(rank),
             )
-            for _rank in range(settings.data_parallel)
+            for rank in range(settings.data_parallel)
         ]
         self.metrics = Metrics(settings.served_names[0], settings.max_model_len, self.engines, cache_config(settings))
-        self.runtimes = [Runtime(engine, self.clock, self._observer(rank)) for rank, engine in enumerate(self.engines)]
+        self.runtimes = [
+            Runtime(engine, self.clock, self._observer(rank), self._attendant(rank))
+            for rank, engine in enumerate(self.engines)
+        ]
+        if settings.offloading_gib is not None:
+            for series in self.metrics.ranks:
+                series.external_source = "host"
+        if self.nixl:
+            self.metrics.registry.register(NixlSeries(settings.served_names[0], self.nixl))
+        for runtime in self.runtimes:
+            runtime.on_death = self._died
+        self.dead = False
+        """The engine has died; the HTTP server still answers."""
 
     def _observer(self, rank: int) -> Any:
         describer = self._describer()
@@ -184,18 +206,49 @@ class Replica:
         def observe(outcome: Outcome, now: float) -> None:
             self.metrics.observe(rank, outcome, now)
             if outcome.cache_events and self.publishers:
-                events = [describer.describe(event) for event in outcome.cache_events]
+                events = [shown for event in outcome.cache_events for shown in describer.describe(event)]
                 payload = self._encoding.payload(events, time.time(), rank)
                 rule = self.faults.find("events")
                 self.publishers[rank].publish(payload, rule.kind if rule else None)
 
         return observe
 
+    def _connector(self, rank: int) -> Connector | None:
+        if self.nixl:
+            return self.nixl[rank].transfers
+        if self.settings.offloading_gib is None:
+            return None
+        per_token = budget.kv_bytes_per_token(self.settings.model, self.settings.demand.kv_dtype, 1)
+        block = per_token * self.settings.block_size
+        return CpuTier(int(self.settings.offloading_gib * budget.GIB / block), self.settings.block_size, per_token)
+
+    def _attendant(self, rank: int) -> Callable[[], None] | None:
+        if not self.nixl:
+            return None
+
+        def attend() -> None:
+            courier = self.nixl[rank].courier
+            if courier is not None:
+                courier.deliver()
+
+        return attend
+
+    def _died(self) -> None:
+        self.dead = True
+        if self.on_death is not None:
+            self.on_death()
+
+    def failure(self) -> errors.ApiError:
+        """What is told of a request that ended in an error."""
+        return errors.engine_dead() if self.dead else errors.engine_failure()
+
     def _describer(self) -> Describer:
         return Describer(self._encoding, content_of)
 
-    def start(self) -> None:
-        """Run the engines and publish their events. Raises OSError where an endpoint can't be had."""
+    async def start(self) -> None:
+        """Run the engines, publish their events, listen for peers. Raises OSError where an endpoint can't be had."""
+        for nixl, runtime in zip(self.nixl, self.runtimes, strict=False):
+            await nixl.open(self.clock.now, runtime.nudge, self.settings.time_scale)
         if self.settings.kv_events is not None:
             for rank in range(len(self.engines)):
                 self.publishers.append(Publisher(self.settings.kv_events, rank))
@@ -206,6 +259,8 @@ class Replica:
     async def stop(self) -> None:
         for runtime in self.runtimes:
             await runtime.stop()
+        for nixl in self.nixl:
+            await nixl.close()
         for publisher in self.publishers:
             await publisher.stop()
         self.publishers = []
@@ -217,7 +272,7 @@ class Replica:
         self.created = int(time.time())
         self.start_engines()
         self.metrics.process.started = time.time()
-        self.start()
+        await self.start()
 
     def add_lora(self, module: LoraModule) -> None:
         """An adapter loaded again keeps its number."""
@@ -232,7 +287,10 @@ class Replica:
 
     def transfer_params(self, ticket: Ticket) -> Mapping[str, Any] | None:
         """What a prefill replica hands back for the decode replica; None without a KV connector."""
-        del ticket
+        for nixl, runtime in zip(self.nixl, self.runtimes, strict=False):
+            if ticket.runtime is runtime:
+                engine_id = nixl.transfers.engine_id
+                return transfer.describe(ticket.request, engine_id, nixl.host, nixl.port, nixl.devices)
         return None
 
     def event_sources(self) -> dict[str, Any]:
@@ -284,7 +342,9 @@ class Replica:
                 raise errors.backlog_full()
 
     def submit(self, job: Job) -> list[Ticket]:
-        """Start a job: its tickets, one per answer."""
+        """Start a job: its tickets, one per answer. Raises ApiError 500 when the engine is dead."""
+        if self.dead:
+            raise errors.engine_dead()
         rank = job.rank if job.rank is not None else self._least_loaded()
         extra = NO_EXTRA
         if job.lora is not None or job.cache_salt:

@@ -4,7 +4,7 @@ import secrets
 import time
 from typing import Any
 
-from fake_backend import chat, errors, sse
+from fake_backend import chat, sse
 from fake_backend.errors import JSON_HEADERS, ApiError, compact
 from fake_backend.replica import Job, Replica
 from fake_backend.runtime import Ticket
@@ -144,11 +144,11 @@ async def handle(replica: Replica, exchange: Exchange) -> None:
     (ticket,) = replica.submit(job)
     try:
         if fields.flag("stream"):
-            await _stream(exchange, job, shape)
+            await _stream(replica, exchange, job, shape)
             return
         await sse.all_done(job.tickets, job.signal)
         if ticket.request.finish_reason == "error":
-            raise errors.engine_failure()
+            raise replica.failure()
         exchange.reply(200, compact(shape.object(ticket)), JSON_HEADERS)
     finally:
         replica.abandon([job])
@@ -167,7 +167,7 @@ class _Events:
         return b"event: " + kind.encode() + b"\ndata: " + compact(ordered) + b"\n\n"
 
 
-async def _stream(exchange: Exchange, job: Job, shape: _Shape) -> None:
+async def _stream(replica: Replica, exchange: Exchange, job: Job, shape: _Shape) -> None:
     (ticket,) = job.tickets
     event = _Events()
     place: Body = {"content_index": 0, "item_id": shape.item, "output_index": 0}
@@ -180,7 +180,7 @@ async def _stream(exchange: Exchange, job: Job, shape: _Shape) -> None:
     answer = ticket.answer
     async for _index, first, so_far in sse.Progress(job.tickets, job.signal).steps(exchange):
         if ticket.request.finish_reason == "error":
-            exchange.send(sse.failure())
+            exchange.send(sse.failure(replica.failure()))
             exchange.end()
             return
         parts: list[bytes] = []

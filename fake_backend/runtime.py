@@ -1,14 +1,18 @@
 """Drives an engine in real time and tells whoever waits what its steps brought."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
 from fake_backend.answers import Answer
 from fake_backend.clock import Clock
-from fake_backend.engine import Engine, Outcome
+from fake_backend.engine import Engine, Outcome, Step
 from fake_backend.kv_events import Content
 from fake_backend.request import Request
+from fake_backend.transfer import EngineDeathError
+
+log = logging.getLogger("fake_backend")
 
 
 class Signal:
@@ -66,11 +70,21 @@ def content_of(request: Request) -> Content:
 class Runtime:
     """The engine loop of one data-parallel rank."""
 
-    def __init__(self, engine: Engine, clock: Clock, observe: Callable[[Outcome, float], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        observe: Callable[[Outcome, float], None],
+        attend: Callable[[], None] | None = None,
+    ) -> None:
+        """``attend`` is called whenever the engine may have left something for its connector's couriers."""
+        self._attend = attend
+        self.on_death: Callable[[], None] | None = None
         self.engine = engine
         self.clock = clock
         self.dead = False
         self._observe = observe
+        self._tickets: set[Ticket] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -87,35 +101,54 @@ class Runtime:
     def submit(self, ticket: Ticket) -> None:
         ticket.request.payload = ticket
         ticket.runtime = self
+        self._tickets.add(ticket)
         self.engine.add(ticket.request)
         self._wake.set()
 
     def abort(self, ticket: Ticket) -> None:
         """The client has left: the engine stops working on this when the running step ends."""
-        self.engine.abort(ticket.request, self.clock.now())
+        try:
+            self.engine.abort(ticket.request, self.clock.now())
+        except EngineDeathError as error:
+            self._die(error)
         self._wake.set()
 
     def nudge(self) -> None:
         """Something outside the engine has changed; look again."""
         self._wake.set()
 
+    def _die(self, error: EngineDeathError) -> None:
+        """Nothing that was under way will be finished."""
+        log.error("EngineCore encountered a fatal error: %s", error)
+        self.dead = True
+        for ticket in self._tickets:
+            ticket.request.finish_reason = "error"
+            ticket.signal.set()
+        self._tickets.clear()
+        if self.on_death is not None:
+            self.on_death()
+
     async def _run(self) -> None:
+        try:
+            await self._loop()
+        except EngineDeathError as error:
+            self._die(error)
+
+    async def _loop(self) -> None:
         engine, clock = self.engine, self.clock
         while True:
             now = clock.now()
-            step = engine.begin(now)
+            step = self._begin(now)
             while step is not None:
                 await clock.sleep_until(step.ends)
                 # A step that ended late has cost real time that the model doesn't know: the next one starts on the
                 # model's schedule until the loop has caught up, unless it is hopelessly behind.
                 now = step.ends if clock.now() - step.ends < 1.0 else clock.now()
                 self._tell(engine.end(now), now)
-                step = engine.begin(now)
+                step = self._begin(now)
             self._tell(engine.end(now), now)
             self._wake.clear()
-            if not engine.idle and not engine.stopped and engine.next_event() is None and not len(engine.scheduler):
-                continue
-            event = engine.next_event()
+            event = None if engine.stopped else engine.next_event()
             if event is None:
                 await self._wake.wait()
             else:
@@ -125,8 +158,16 @@ class Runtime:
                 for task in pending:
                     task.cancel()
 
+    def _begin(self, now: float) -> Step | None:
+        step = self.engine.begin(now)
+        if self._attend is not None:
+            self._attend()
+        return step
+
     def _tell(self, outcome: Outcome, now: float) -> None:
         self._observe(outcome, now)
+        if self._attend is not None:
+            self._attend()
         for request in outcome.advanced:
             payload = request.payload
             if isinstance(payload, Ticket):
@@ -134,4 +175,5 @@ class Runtime:
         for request in outcome.finished:
             payload = request.payload
             if isinstance(payload, Ticket):
+                self._tickets.discard(payload)
                 payload.signal.set()

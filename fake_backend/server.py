@@ -77,6 +77,9 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self.faults = Faults()
         self.replica = Replica(settings, self.faults)
+        self.died = asyncio.Event()
+        """The engine is dead, and the server with it unless VLLM_KEEP_ALIVE_ON_ENGINE_DEATH says otherwise."""
+        self.replica.on_death = self._engine_died
         self.listener = Listener(self._handle, settings.host, settings.port)
         self.routes = self._routes(settings)
         self._paths: dict[str, list[str]] = {}
@@ -90,6 +93,17 @@ class Server:
         adapters = _LORA if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1" else {}
         return _COMMON | kinds | dev | adapters
 
+    def _engine_died(self) -> None:
+        if os.environ.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1":
+            return
+
+        async def leave() -> None:
+            await asyncio.sleep(0.05)  # what was under way is told so first
+            await self.listener.close()
+            self.died.set()
+
+        self._leaving = asyncio.get_running_loop().create_task(leave())
+
     @property
     def port(self) -> int:
         return self.listener.port
@@ -102,7 +116,7 @@ class Server:
         """Listen and run the engines. Raises OSError if the address is taken."""
         await self.listener.open()
         try:
-            self.replica.start()
+            await self.replica.start()
         except OSError:
             await self.listener.close()
             raise

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fake_backend import budget, gpus, models
+from fake_backend import budget, gpus, models, nixl
 from fake_backend.answers import Style, parse_style
 from fake_backend.gpus import Gpu
+from fake_backend.link import Link
 from fake_backend.models import Model
 from router.prompt.blocks import ALGORITHMS
 
@@ -314,6 +315,11 @@ def read(argv: Sequence[str]) -> Settings:
     if not arguments.enable_chunked_prefill and not arguments.max_num_batched_tokens:
         batched = max(batched, plan.max_model_len)
     events = arguments.kv_events_config
+    if arguments.kv_transfer_config is not None:
+        nixl.check(arguments.kv_transfer_config)
+        if arguments.kv_offloading_size is not None:
+            raise SettingsError("--kv-offloading-size and --kv-transfer-config cannot be combined here")
+    Link.parse(arguments.kv_link)
     return Settings(
         host=arguments.host,
         port=arguments.port,

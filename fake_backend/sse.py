@@ -1,9 +1,10 @@
 """Server-sent events of a generation: when to write, how to stop, what to say when the engine fails half-way."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 
-from fake_backend.errors import compact, engine_failure
+from fake_backend.errors import ApiError, compact
 from fake_backend.runtime import Signal, Ticket
 from fake_backend.wire import Exchange
 
@@ -15,9 +16,9 @@ def event(value: object) -> bytes:
     return b"data: " + compact(value) + b"\n\n"
 
 
-def failure() -> bytes:
+def failure(error: ApiError) -> bytes:
     """What follows a 200 whose request then failed in the engine."""
-    return event({"error": engine_failure().detail()}) + DONE
+    return b"data: " + json.dumps({"error": error.detail()}).encode() + b"\n\n" + DONE
 
 
 class Progress:

@@ -1,6 +1,6 @@
 """``usage`` objects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fake_backend.replica import Job, Replica
 from fake_backend.runtime import Ticket
@@ -12,7 +12,7 @@ def details(replica: Replica, jobs: Sequence[Job]) -> Details | None:
     """``prompt_tokens_details``, if the server was told to show them. A prompt's n answers count once."""
     if not replica.settings.prompt_tokens_details:
         return None
-    cached = sum(job.tickets[0].request.cached_tokens or 0 for job in jobs)
+    cached = sum(_cached(job.tickets[0]) for job in jobs)
     return {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
 
 
@@ -20,10 +20,18 @@ def chat_details(replica: Replica, ticket: Ticket) -> Details | None:
     """The same for a chat, which also says how much of its prompt has newly entered the cache."""
     if not replica.settings.prompt_tokens_details:
         return None
-    cached = ticket.request.cached_tokens or 0
+    cached = _cached(ticket)
     size = replica.settings.block_size
     created = max(0, len(ticket.prompt_ids) // size * size - cached) if replica.settings.prefix_caching else 0
     return {"cached_tokens": cached, "created_cache_tokens": created, "multimodal_tokens": None}
+
+
+def _cached(ticket: Ticket) -> int:
+    """Prompt tokens found in a cache: after a remote prefill, in the prefill replica's."""
+    request = ticket.request
+    if request.external_tokens and isinstance(request.transfer, Mapping):
+        return int(request.transfer.get("remote_prefill_cached_tokens") or 0)
+    return request.cached_tokens or 0
 
 
 def counts(prompt: int, completion: int) -> dict[str, object]:

@@ -92,7 +92,7 @@ async def test_openai_embeddings(start: Callable[..., Awaitable[Server]]) -> Non
     assert one == three
     assert one != two
     assert sum(value * value for value in one) == pytest.approx(1.0, abs=1e-5)
-    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 6
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 9
     await client.close()
 
 

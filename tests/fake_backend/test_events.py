@@ -79,7 +79,7 @@ def test_the_bytes_are_those_that_vllm_sent(algorithm: str) -> None:
     request = Request("r", 96, 1, names.keys)
     content = kv_events.Content(event["token_ids"], names.digests)
     describer = kv_events.Describer(kv_events.Encoding(32), lambda _request: content)
-    payload = kv_events.Encoding(32).payload([describer.describe(Stored(request, 0, 3))], 0.0, 0)
+    payload = kv_events.Encoding(32).payload(describer.describe(Stored(request, 0, 3)), 0.0, 0)
     theirs = bytes.fromhex(batch["payload"])
     assert payload[10:] == theirs[10:]  # array of 3, and a time in 9 bytes
     assert (payload[:2], theirs[:2]) == (b"\x93\xcb", b"\x93\xcb")
@@ -89,8 +89,8 @@ def test_removed_and_cleared_are_written_as_vllm_writes_them() -> None:
     describer = kv_events.Describer(kv_events.Encoding(32), lambda _request: kv_events.Content([], []))
     recorded = [event for batch in RECORDED for event in batch["events"]]
     removed = next(event for event in recorded if event["type"] == "BlockRemoved")
-    assert describer.describe(Removed(removed["block_hashes"][0])) == removed
-    assert describer.describe(Cleared()) in recorded
+    assert describer.describe(Removed(removed["block_hashes"][0])) == [removed]
+    assert describer.describe(Cleared())[0] in recorded
 
 
 def test_whole_hashes() -> None:
@@ -98,11 +98,11 @@ def test_whole_hashes() -> None:
     request = Request("r", 12, 1, names.keys)
     encoding = kv_events.Encoding(4, whole_hashes=True)
     describer = kv_events.Describer(encoding, lambda _request: kv_events.Content(list(range(12)), names.digests))
-    stored = describer.describe(Stored(request, 1, 3))
+    (stored,) = describer.describe(Stored(request, 1, 3))
     assert stored["block_hashes"] == names.digests[1:]
     assert stored["parent_block_hash"] == names.digests[0]
     assert len(names.digests[0]) == 32
-    assert describer.describe(Removed(names.keys[2]))["block_hashes"] == [names.digests[2]]
+    assert describer.describe(Removed(names.keys[2]))[0]["block_hashes"] == [names.digests[2]]
     assert int.from_bytes(names.digests[2][-8:], "big") == names.keys[2]
 
 
@@ -111,7 +111,7 @@ def test_old_versions_write_arrays() -> None:
     request = Request("r", 4, 1, names.keys)
     encoding = kv_events.Encoding(4, as_maps=False)
     describer = kv_events.Describer(encoding, lambda _request: kv_events.Content([0, 1, 2, 3], names.digests))
-    payload = encoding.payload([describer.describe(Stored(request, 0, 1)), describer.describe(Cleared())], 1.5, 2)
+    payload = encoding.payload(describer.describe(Stored(request, 0, 1)) + describer.describe(Cleared()), 1.5, 2)
     assert msgspec.msgpack.decode(payload) == [
         1.5,
         [
