@@ -30,7 +30,7 @@ async def handle(server: "Server", exchange: Exchange) -> None:
     request = exchange.request
     try:
         value = orjson.loads(request.body) if request.body else {}
-        answer = _act(server, request.method, request.path, value)
+        answer = act(server, request.method, request.path, value)
     except (FaultError, orjson.JSONDecodeError) as error:
         exchange.reply(400, compact({"error": str(error)}), JSON_HEADERS)
         return
@@ -40,7 +40,8 @@ async def handle(server: "Server", exchange: Exchange) -> None:
         exchange.reply(200, answer, JSON_HEADERS)
 
 
-def _act(server: "Server", method: str, path: str, value: Any) -> bytes | None:
+def act(server: "Server", method: str, path: str, value: Any) -> bytes | None:
+    """Do what a control request says: the rules then in force, None for an unknown path. Raises FaultError."""
     match method, path:
         case "GET", "/fake/faults":
             pass

@@ -16,7 +16,7 @@ from fake_backend.wire import ClientGoneError, Exchange
 _END = b"data: [DONE]\n\n"
 
 
-class FaultError(Exception):
+class FaultError(ValueError):
     """A rule that means nothing; one clear line."""
 
 

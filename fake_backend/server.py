@@ -7,8 +7,22 @@ import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from fake_backend import chat, completions, control, dev, embeddings, info, lora, messages, render, responses, tokens
+from fake_backend import (
+    chat,
+    completions,
+    control,
+    dev,
+    embeddings,
+    fault_script,
+    info,
+    lora,
+    messages,
+    render,
+    responses,
+    tokens,
+)
 from fake_backend.errors import JSON_HEADERS, ApiError, compact, engine_failure
 from fake_backend.faults import METRICS_KINDS, Faults
 from fake_backend.metrics import CONTENT_TYPE
@@ -77,6 +91,7 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self.faults = Faults()
         self.replica = Replica(settings, self.faults)
+        self._script: asyncio.Task[None] | None = None
         self.died = asyncio.Event()
         """The engine is dead, and the server with it unless VLLM_KEEP_ALIVE_ON_ENGINE_DEATH says otherwise."""
         self.replica.on_death = self._engine_died
@@ -114,14 +129,20 @@ class Server:
 
     async def start(self) -> None:
         """Listen and run the engines. Raises OSError if the address is taken."""
+        script = fault_script.read(self.replica.settings.faults) if self.replica.settings.faults else []
         await self.listener.open()
         try:
             await self.replica.start()
         except OSError:
             await self.listener.close()
             raise
+        if script:
+            act = partial(control.act, self)
+            self._script = asyncio.get_running_loop().create_task(fault_script.play(script, self, act))
 
     async def stop(self) -> None:
+        if self._script is not None:
+            self._script.cancel()
         await self.listener.close()
         await self.replica.stop()
 
