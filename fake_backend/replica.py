@@ -72,6 +72,8 @@ def step_time(settings: Settings) -> StepTime:
         compute_efficiency=gpu.compute_efficiency,
         bandwidth_efficiency=gpu.bandwidth_efficiency,
         devices=demand.tensor_parallel,
+        layers=model.layers,
+        interconnect=gpu.interconnect,
         overhead=settings.step_overhead,
     )
 

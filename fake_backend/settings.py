@@ -231,6 +231,7 @@ def find_gpu(arguments: argparse.Namespace) -> Gpu:
         preset.flops * speedup,
         preset.flops_8bit * speedup,
         preset.fp8,
+        preset.interconnect,
         preset.compute_efficiency,
         preset.bandwidth_efficiency,
     )

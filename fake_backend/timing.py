@@ -2,12 +2,16 @@
 
 A step's arithmetic is 2 FLOPs per active parameter and token, plus attention's 4 x heads x head size per pair of
 positions and attention layer. Its memory traffic is the weights once, plus the KV of every context it reads. The step
-takes the longer of the two, plus a constant for launching it (and for the all-reduces of tensor parallelism). Fractions
+takes the longer of the two, plus a constant for launching it, plus what tensor parallelism says over the wires: two
+all-reduces a layer, each with a latency and the bytes of its tokens. Fractions
 of the peaks that kernels really reach are settings of the GPU preset; docs/fake-backend.md compares the outcome with
 published figures.
 """
 
 from dataclasses import dataclass
+
+ALL_REDUCE_LATENCY = 20e-6
+"""Seconds, for a small message between devices of one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class StepTime:
     """Reading one token's KV."""
     overhead: float
     """Launching a step."""
+    communication_per_token: float = 0.0
+    """Sending one token's share of all all-reduces."""
     slowdown: float = 1.0
 
     def seconds(self, load: Load) -> float:
@@ -55,7 +61,8 @@ class StepTime:
         if self.sparse_weight_seconds:
             untouched = (1.0 - self.expert_share) ** tokens
             memory -= self.sparse_weight_seconds * untouched
-        return (max(compute, memory) + self.overhead) * self.slowdown
+        communication = tokens * self.communication_per_token
+        return (max(compute, memory) + communication + self.overhead) * self.slowdown
 
 
 def roofline(
@@ -72,16 +79,21 @@ def roofline(
     compute_efficiency: float,
     bandwidth_efficiency: float,
     devices: int = 1,
+    layers: int = 0,
+    interconnect: float = 300e9,
     overhead: float = 0.002,
 ) -> StepTime:
     """Step time of a model on ``devices`` equal GPUs.
 
     ``parameters`` are numbers, ``weight_bytes`` and ``kv_bytes_per_token`` bytes over all devices, ``flops`` FLOP/s and
-    ``bandwidth`` bytes/s of one device, efficiencies 0..1, ``overhead`` seconds.
+    ``bandwidth`` bytes/s of one device, efficiencies 0..1, ``overhead`` seconds. ``layers`` (all of them) and
+    ``interconnect`` (bytes/s from one device to the others) only matter with several devices.
     """
     usable_flops = flops * compute_efficiency * devices
     usable_bandwidth = bandwidth * bandwidth_efficiency * devices
     share = active_parameters / parameters
+    # A ring moves every byte twice, less the device's own share; activations are bf16, as wide as the query heads.
+    all_reduced = 2 * layers * query_heads * head_size * 2.0 * 2 * (devices - 1) / devices
     sparse = weight_bytes * (1.0 - share) if share < 1.0 else 0.0
     return StepTime(
         seconds_per_token=2.0 * active_parameters / usable_flops,
@@ -90,5 +102,6 @@ def roofline(
         sparse_weight_seconds=sparse / usable_bandwidth,
         expert_share=share,
         seconds_per_context=kv_bytes_per_token / usable_bandwidth,
-        overhead=overhead * (1.0 + 0.15 * (devices - 1)),
+        overhead=overhead + (2 * layers * ALL_REDUCE_LATENCY if devices > 1 else 0.0),
+        communication_per_token=all_reduced / interconnect,
     )
