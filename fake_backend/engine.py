@@ -73,6 +73,11 @@ class Engine:
         return len(self.scheduler) == 0 and self._step is None and not self._ended
 
     @property
+    def step(self) -> Step | None:
+        """The step under way."""
+        return self._step
+
+    @property
     def queued_prompt_tokens(self) -> int:
         """Prompt tokens of the requests that have no token yet, what has been computed of them included."""
         return sum(request.prompt_tokens for request in self.scheduler if request.first_token is None)

@@ -69,6 +69,26 @@ class _Totals(Collector):
             yield family
 
 
+class LoraSeries(Collector):
+    """Which adapters have requests, as comma-separated lists."""
+
+    def __init__(self, max_loras: int, engines: list[Engine]) -> None:
+        self._max_loras = max_loras
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        schedulers = [engine.scheduler for engine in self._engines]
+        running = {r.lora for scheduler in schedulers for r in scheduler.running if r.lora}
+        waiting = {r.lora for scheduler in schedulers for r in (*scheduler.waiting, *scheduler.deferred) if r.lora}
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Running stats on lora requests.",
+            labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        )
+        family.add_metric([str(self._max_loras), ",".join(sorted(waiting)), ",".join(sorted(running))], time.time())
+        yield family
+
+
 class _Http:
     """The series of prometheus-fastapi-instrumentator, which vLLM mounts."""
 

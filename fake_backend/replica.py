@@ -12,12 +12,13 @@ import tokenizers
 
 from fake_backend import budget, errors, transfer
 from fake_backend.answers import Answers, Wish
+from fake_backend.cache_labels import cache_config
 from fake_backend.clock import Clock
 from fake_backend.connector import Connector
 from fake_backend.engine import Engine, Outcome
 from fake_backend.faults import Faults
 from fake_backend.kv_events import MAP_ENCODING_SINCE, Content, Describer, Encoding
-from fake_backend.metrics import Metrics
+from fake_backend.metrics import LoraSeries, Metrics
 from fake_backend.naming import Namer
 from fake_backend.nixl import Nixl, NixlSeries
 from fake_backend.publisher import Publisher
@@ -92,50 +93,6 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
     )
 
 
-def cache_config(settings: Settings) -> dict[str, str]:
-    """The labels of ``vllm:cache_config_info``: every field of vLLM's CacheConfig, as strings."""
-    size, blocks = settings.block_size, settings.plan.num_blocks
-    labels = {
-        "_block_size_resolved": "True",
-        "block_size": str(size),
-        "cache_dtype": settings.demand.kv_dtype,
-        "cache_hit_alignment_tokens": "None",
-        "effective_attention_block_size": str(size),
-        "enable_mamba_shared_prefix_checkpoint": "False",
-        "enable_prefix_caching": str(settings.prefix_caching),
-        "gpu_memory_utilization": str(settings.demand.utilization),
-        "hash_block_size": "None",
-        "is_attention_free": "False",
-        "kv_cache_dtype_skip_layers": "[]",
-        "kv_cache_layout": "None",
-        "kv_cache_max_concurrency": str(blocks * size / settings.max_model_len),
-        "kv_cache_memory_bytes": "None",
-        "kv_cache_size_tokens": str(blocks * size),
-        "kv_offloading_backend": settings.offloading_backend,
-        "kv_offloading_size": "None",
-        "kv_sharing_fast_prefill": "False",
-        "mamba_block_size": "None",
-        "mamba_cache_dtype": "auto",
-        "mamba_cache_mode": "none",
-        "mamba_page_size_padded": "None",
-        "mamba_ssm_cache_dtype": "auto",
-        "num_cpu_blocks": "None",
-        "num_gpu_blocks": str(blocks),
-        "num_gpu_blocks_override": "None",
-        "prefix_cache_retention_interval": "0",
-        "prefix_caching_hash_algo": settings.hash_algorithm,
-        "prefix_match_unit": "None",
-        "replayssm_buffer_len": "16",
-        "skip_page_size_padded": "None",
-        "sliding_window": "None",
-        "swa_bounded_replay": "True",
-        "use_kda_recoverssm": "False",
-        "use_replayssm": "False",
-        "user_specified_block_size": "False",
-    }
-    return labels | settings.cache_labels
-
-
 class Replica:
     """What the endpoints work with."""
 
@@ -195,6 +152,8 @@ class Replica:
         if settings.offloading_gib is not None:
             for series in self.metrics.ranks:
                 series.external_source = "host"
+        if settings.enable_lora:
+            self.metrics.registry.register(LoraSeries(settings.max_loras, self.engines))
         if self.nixl:
             self.metrics.registry.register(NixlSeries(settings.served_names[0], self.nixl))
         for runtime in self.runtimes:
@@ -368,7 +327,7 @@ class Replica:
                 prompt_tokens=len(job.prompt_ids),
                 answer_tokens=len(answer.ids),
                 keys=names.keys,
-                arrival=self.clock.now(),
+                arrival=self.runtimes[rank].now(),
                 ends_with=answer.reason,
                 max_tokens=job.wish.max_tokens,
                 priority=job.priority,

@@ -98,6 +98,11 @@ class Runtime:
                 await self._task
             self._task = None
 
+    def now(self) -> float:
+        """What time it is for the engine, which may be late: nothing happens after the end of the step under way."""
+        step, now = self.engine.step, self.clock.now()
+        return now if step is None else min(now, step.ends)
+
     def submit(self, ticket: Ticket) -> None:
         ticket.request.payload = ticket
         ticket.runtime = self
@@ -108,7 +113,7 @@ class Runtime:
     def abort(self, ticket: Ticket) -> None:
         """The client has left: the engine stops working on this when the running step ends."""
         try:
-            self.engine.abort(ticket.request, self.clock.now())
+            self.engine.abort(ticket.request, self.now())
         except EngineDeathError as error:
             self._die(error)
         self._wake.set()

@@ -110,6 +110,8 @@ async def test_adapters_come_and_go(start: Callable[..., Awaitable[Server]], mon
         data = json.loads((await ask(server.port, "GET", "/v1/models")).body)["data"]
         return [(card["id"], card["root"], card["parent"]) for card in data][1:]
 
+    metrics = (await ask(server.port, "GET", "/metrics")).body
+    assert b'vllm:lora_requests_info{max_lora="1",running_lora_adapters="",waiting_lora_adapters=""} ' in metrics
     assert await cards() == [("law", "/adapters/law", MODEL)]
     loaded = await ask(
         server.port, "POST", "/v1/load_lora_adapter", b'{"lora_name": "med", "lora_path": "/adapters/med"}'
