@@ -10,6 +10,7 @@ in tests/data/vllm/sequence.json, where tests/fake_backend/test_sequence.py hold
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
 import random
 import re
@@ -75,18 +76,22 @@ class Script:
         salt = self._draw.choice((None, None, None, "tenant-A"))
         return list(self._draw.choice(self._prefixes)), salt
 
-    def turn(self) -> Turn:
+    def turn(self, lengths: tuple[int, ...] = (1, 3, 17, 32, 40)) -> Turn:
         talk = self._draw.randrange(len(self._talks))
         history, salt = self._talks[talk]
         added = self._draw.randint(1, 60)
         if self._draw.random() < 0.3:
             added += -(len(history) + added) % BLOCK
-        most = self._draw.choice((1, 3, 17, 32, 40))
+        most = self._draw.choice(lengths)
         prompt = history + self._tokens(added)
         if len(prompt) + most > LIMIT:
             self._talks[talk] = self._fresh()
-            return self.turn()
+            return self.turn(lengths)
         return Turn(talk, prompt, most, salt)
+
+    def supposed(self, turn: Turn) -> None:
+        """Go on as if the answer had been other words: all requests are known before any is made."""
+        self._talks[turn.talk] = (turn.prompt + self._tokens(turn.max_tokens), turn.salt)
 
     def heard(self, turn: Turn) -> None:
         self._talks[turn.talk] = (turn.prompt + turn.answer, turn.salt)
@@ -111,15 +116,28 @@ def play(url: str, seed: int, count: int) -> list[Turn]:
     return turns
 
 
-def play_four_at_a_time(
-    url: str, waves: list[list[Turn]], answers: list[list[list[int]]] | None = None
-) -> list[list[Turn]]:
-    """Four at once, the next four when all of them are done."""
+def waves(script: Script, count: int) -> list[list[Turn]]:
+    """Requests of four different conversations at a time, with answers long enough for the pool to run out."""
+    made = []
+    for _ in range(count):
+        wave: dict[int, Turn] = {}
+        while len(wave) < 4:
+            turn = script.turn((60, 90, 120))
+            wave.setdefault(turn.talk, turn)
+        made.append(list(wave.values()))
+        for turn in wave.values():
+            script.supposed(turn)
+    return made
+
+
+def play_four_at_a_time(url: str, made: list[list[Turn]], answers: list[list[Turn]] | None = None) -> list[list[Turn]]:
+    """Four at once, the next four when all of them are done; ``answers`` are those that a fake is to give."""
+    played = [[dataclasses.replace(turn) for turn in wave] for wave in made]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for place, wave in enumerate(waves):
-            given = answers[place] if answers else [None] * len(wave)
+        for place, wave in enumerate(played):
+            given = [turn.answer for turn in answers[place]] if answers else [None] * len(wave)
             list(pool.map(post, [url] * len(wave), wave, given))
-    return waves
+    return played
 
 
 def counters(url: str) -> dict[str, int]:
