@@ -18,8 +18,9 @@ from router.fleet.discovery import Fleet
 from router.fleet.probe import Probe
 from router.fleet.rates import Rates
 from router.fleet.replica import State
+from router.index.feedback import Feedback
 from router.index.memory import Index
-from router.journey import Journey
+from router.journey import Journey, tell
 from router.prompt.readers import Readers
 from router.prompt.tokens import TokenizerError
 from router.telemetry import Telemetry
@@ -58,6 +59,7 @@ class Router:
             self._probe_headers["Authorization"] = f"Bearer {key}"
         self.fleet = Fleet(settings.replicas)
         self.index = Index()
+        self.feedback = Feedback()
         self.rates = Rates(settings.choice.prefill_tokens_per_second)
         self.telemetry = Telemetry()
         self.telemetry.gauges(self._gauges)
@@ -84,6 +86,7 @@ class Router:
             dispatch=Dispatch(
                 self.index, self.rates, policy(settings.choice.policy, tie_band_ms=settings.choice.tie_band_ms)
             ),
+            feedback=self.feedback,
             telemetry=self.telemetry,
             patience=Patience(fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds),
             max_attempts=fleet.max_attempts,
@@ -154,19 +157,29 @@ class Router:
     def _restarted(self, replica: Replica) -> None:
         self.index.restart(replica.name)
         self.rates.forget(replica.name)
+        self.feedback.forget(replica.name)
 
     def _sized(self, replica: Replica) -> None:
         blocks = replica.cache.num_gpu_blocks
         choice = self.settings.choice
         # One block of the pool is the engine's null block.
-        pool = choice.default_pool_blocks if blocks is None else max(1, blocks - 1)
-        self.index.size(replica.name, min(pool, choice.max_pool_blocks))
+        pool = choice.default_pool_blocks if blocks is None else blocks - 1
+        # What predictions proved too high for is not there for us, whatever the engine says.
+        pool = int(pool * self.feedback.of(replica.name).pool_share)
+        self.index.size(replica.name, min(max(1, pool), choice.max_pool_blocks))
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             for pool in self._pools.values():
                 pool.close_idle()
+            for replica in self.fleet.ready():
+                self._sized(replica)
+                exact = all(self.readers[card.id].exact for card in replica.models.values() if card.parent is None)
+                metrics = replica.metrics
+                change = self.feedback.counted(replica.name, hits=metrics.hits, queries=metrics.queries, exact=exact)
+                if change is not None:
+                    tell(change)
 
     # -- what others ask ----------------------------------------------------------------------------------------
 
@@ -183,6 +196,10 @@ class Router:
         in_flight = family("in_flight", "Requests sent and not yet ended.")
         decoding = family("decoding", "Of these, past their first token.")
         blocks = family("index_blocks", "Blocks the replica is presumed to hold.")
+        degraded = family(
+            "cache_routing_degraded", "1 where predictions of cached tokens stay wrong; the log says why."
+        )
+        error = family("prediction_error", "Mean error of predicted cached tokens, as a share of the prompt.")
         slowness = family("prefill_slowness", "Its prefill time over the fleet's typical one.")
         for replica in self.fleet:
             label = [replica.name]
@@ -191,7 +208,10 @@ class Router:
             decoding.add_metric(label, replica.load.decoding)
             blocks.add_metric(label, self.index.blocks(replica.name))
             slowness.add_metric(label, self.rates.slowness(replica.name))
-        yield from (ready, in_flight, decoding, blocks, slowness)
+            record = self.feedback.of(replica.name)
+            degraded.add_metric(label, float(record.cause is not None))
+            error.add_metric(label, record.error)
+        yield from (ready, in_flight, decoding, blocks, degraded, error, slowness)
         door = self.door
         connections = GaugeMetricFamily("warmroute_client_connections", "Open connections from clients.")
         connections.add_metric([], len(door.connections) if door else 0)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from router.choose.dispatch import Dispatch, Placement
     from router.fleet.discovery import Fleet
     from router.fleet.replica import Replica
+    from router.index.feedback import Change, Feedback
     from router.prompt.blocks import ByteHasher, Hasher
     from router.prompt.readers import Readers
     from router.telemetry import Telemetry
@@ -79,6 +80,7 @@ class Journey:
         pools: dict[str, Pool],
         readers: Readers,
         dispatch: Dispatch,
+        feedback: Feedback,
         telemetry: Telemetry,
         patience: Patience,
         max_attempts: int,
@@ -89,6 +91,7 @@ class Journey:
         self._pools = pools
         self._readers = readers
         self._dispatch = dispatch
+        self._feedback = feedback
         self._telemetry = telemetry
         self._patience = patience
         self._max_attempts = max_attempts
@@ -259,6 +262,7 @@ class Journey:
         self._telemetry.decision.observe(self._clock() - now)
         self._telemetry.prompt_tokens.labels(name).inc(sum(prompt.tokens))
         self._telemetry.predicted_tokens.labels(name).inc(placement.decision.candidate.hit)
+        self._feedback.placed(name, placement.decision.candidate.hit)
         return Leg(prompt, placement, self._first_token, show_choice=self._show_choice)
 
     # -- learn --------------------------------------------------------------------------------------------------
@@ -280,14 +284,32 @@ class Journey:
         if answer.completion_tokens is not None:
             self._telemetry.completion_tokens.labels(name).inc(answer.completion_tokens)
         ask, reader = leg.prompt.ask, leg.prompt.reader
-        if reader is None:
+        if reader is None or not leg.prompt.prompts:
             return
+        changed = self._feedback.answered(
+            name,
+            exact=reader.exact,
+            tokens=sum(leg.prompt.tokens),
+            predicted=leg.placement.decision.candidate.hit,
+            prompt_tokens=answer.prompt_tokens,
+            cached=answer.cached_tokens,
+        )
+        if changed is not None:
+            tell(changed)
         chains = self._chains(leg.prompt, leg.placement.replica)
         if len(chains) == 1 and ask.n == 1:
             generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
             if generated and not _altered(reader, answer, len(generated)):
                 chains = [chains[0].extend(generated)]
         self._dispatch.answered(leg.placement, chains)
+
+
+def tell(change: Change) -> None:
+    """One log line for a replica whose cache routing became degraded, or healed."""
+    if change.cause is None:
+        log.info("%s: cache routing is sound again", change.replica)
+    else:
+        log.warning("%s: cache routing is degraded: %s", change.replica, change.cause)
 
 
 def _altered(reader: Reader, answer: Answer, tokens: int) -> bool:
