@@ -6,6 +6,7 @@ what runs here.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,8 +71,7 @@ class Dispatch:
         `chains` gives the prompts' blocks as a replica hashes them, none for a prompt that could not be read.
         `answer_tokens`: what is expected to be generated. `visible`: the first token will be seen.
         """
-        seen = [self._candidate(now, replica, chains(replica), tokens) for replica in replicas]
-        decision = decide(self._policy, seen, tokens, self._rates)
+        decision = self._decide(self._policy, now, replicas, chains, tokens)
         replica = next(replica for replica in replicas if replica.name == decision.candidate.name)
         prefill_ms = decision.price.prefill_ms
         booking = replica.load.book(
@@ -85,6 +85,27 @@ class Dispatch:
             # Present from the decision on, so that siblings follow before the first one is through.
             self._index.record(replica.name, chain.keys)
         return Placement(replica, replica.epoch, decision, booking, chosen, tokens, now)
+
+    def weigh(
+        self,
+        now: float,
+        replicas: Sequence[Replica],
+        chains: Callable[[Replica], Sequence[Blocks]],
+        tokens: Sequence[int],
+    ) -> Decision:
+        """What `place` would decide now, without deciding it: nothing is booked, recorded or counted."""
+        return self._decide(copy(self._policy), now, replicas, chains, tokens)
+
+    def _decide(
+        self,
+        policy: Policy,
+        now: float,
+        replicas: Sequence[Replica],
+        chains: Callable[[Replica], Sequence[Blocks]],
+        tokens: Sequence[int],
+    ) -> Decision:
+        seen = [self._candidate(now, replica, chains(replica), tokens) for replica in replicas]
+        return decide(policy, seen, tokens, self._rates)
 
     def _candidate(self, now: float, replica: Replica, chains: Sequence[Blocks], tokens: Sequence[int]) -> Candidate:
         cached, continues = [], False

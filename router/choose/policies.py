@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The chosen replica, what it is expected to hold (tokens), every candidate's price, and the reason in words."""
+    """The chosen replica and its price, the reason in words, and all that was weighed: every candidate and its price,
+    by name."""
 
     candidate: Candidate
     price: Price
     reason: str
-    prices: dict[str, Price]
+    weighed: dict[str, tuple[Candidate, Price]]
 
 
 class Policy(Protocol):
@@ -89,5 +90,5 @@ def decide(policy: Policy, candidates: Sequence[Candidate], tokens: Sequence[int
         candidate=candidates[chosen],
         price=priced[chosen],
         reason=reason,
-        prices={candidate.name: price for candidate, price in zip(candidates, priced, strict=True)},
+        weighed={candidate.name: (candidate, price) for candidate, price in zip(candidates, priced, strict=True)},
     )
