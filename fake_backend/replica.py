@@ -1,10 +1,12 @@
 """One replica put together: tokenizer, engines, answers, metrics; and how a prompt becomes sequences in an engine."""
 
+import json
 import logging
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +30,7 @@ from fake_backend.scheduler import SchedulerConfig
 from fake_backend.settings import LoraModule, Settings
 from fake_backend.tier import CpuTier
 from fake_backend.timing import StepTime, roofline
+from fake_backend.wire import Request as HttpRequest
 from router.prompt.blocks import NO_EXTRA, Extra
 from router.prompt.reader import Reader
 from router.prompt.tokens import Tokenizer
@@ -239,6 +242,17 @@ class Replica:
         """An adapter loaded again keeps its number."""
         self.loras[module.name] = module
         self.lora_ids.setdefault(module.name, len(self.lora_ids) + 1)
+
+    def refused(self, request: HttpRequest) -> None:
+        """A request was answered with an error before it reached an engine: let a prefill replica free its blocks."""
+        if not self.nixl or b"do_remote_prefill" not in request.body:
+            return
+        with suppress(ValueError, RecursionError):
+            params = json.loads(request.body).get("kv_transfer_params")
+            courier = self.nixl[0].courier
+            if isinstance(params, dict) and courier is not None:
+                self.nixl[0].transfers.refuse(params)
+                courier.deliver()
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them (``\u0120sea``), not as text."""

@@ -198,6 +198,8 @@ class Server:
                 raise engine_failure()
             await endpoint(replica, exchange)
         except ApiError as error:
+            if error.status == 400:
+                replica.refused(request)
             if not exchange.status:
                 exchange.reply(error.status, error.body(), JSON_HEADERS)
         except ClientGoneError:

@@ -113,7 +113,7 @@ class Transfers:
         complete = all(params.get(name) is not None for name in _PLACE)
         peer = None
         if complete:
-            peer = Peer(str(params["remote_engine_id"]), str(params["remote_host"]), int(params["remote_port"]))
+            peer = _peer(params)
             self.outbox.append(Letter("read", peer, str(params["remote_request_id"]), request))
         # Without a place the request waits for ever, as it does in vLLM.
         self._loads[request.id] = _Load(request, local_tokens, external_tokens, peer, now)
@@ -129,7 +129,7 @@ class Transfers:
     def denied(self, request: Request, now: float) -> None:
         """The prefill replica did not answer, or is not the one that was asked for."""
         load = self._loads.get(request.id)
-        if load is not None:
+        if load is not None and load.fails_at is None:
             patience = KNOWN_PEER_FAILS_AFTER if load.peer in self._known else NEW_PEER_FAILS_AFTER
             load.fails_at = now + patience
 
@@ -139,6 +139,11 @@ class Transfers:
         load = self._loads.get(request.id)
         if load is not None:
             load.fails_at = now
+
+    def refuse(self, params: Mapping[str, Any]) -> None:
+        """A request for remote prefill was turned away before it got here: its blocks may go."""
+        if params.get("do_remote_prefill") and all(params.get(name) is not None for name in _PLACE):
+            self.outbox.append(Letter("done", _peer(params), str(params["remote_request_id"])))
 
     def arrived(self, now: float) -> list[Fetched]:
         found: list[Fetched] = []
@@ -220,6 +225,10 @@ class Transfers:
     def stage(self, name: str) -> int:
         """Requests by stage of their load, as vllm:num_requests_kv_fetch_by_stage has it."""
         return len(self._loads) if name == "in_progress" else 0
+
+
+def _peer(params: Mapping[str, Any]) -> Peer:
+    return Peer(str(params["remote_engine_id"]), str(params["remote_host"]), int(params["remote_port"]))
 
 
 def _params(request: Request) -> Mapping[str, Any]:

@@ -7,6 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fake_backend.engine import Engine
 from fake_backend.link import Link, LinkError
@@ -211,6 +213,56 @@ class TestDecodeSide:
             it.abort(here, 1.0)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(
+                ("prefill", "decode", "plain", "granted", "denied", "broken", "abort", "done", "heartbeat")
+            ),
+            st.integers(1, 20),
+            st.integers(0, 5),
+        ),
+        max_size=40,
+    ),
+    recompute=st.booleans(),
+)
+def test_no_block_is_lost_whatever_becomes_of_transfers(events: list[tuple[str, int, int]], recompute: bool) -> None:
+    it, transfers = engine(recompute=recompute)
+    kinds = {"prefill": TO_PREFILL, "decode": PLACE, "plain": None}
+    live: list[Request] = []
+    now = 0.0
+    for number, (act, size, which) in enumerate(events):
+        if act in kinds:
+            live.append(request(f"r{number}", kinds[act], prompt=size, answer=1 + size % 3))
+            it.add(live[-1])
+        elif live:
+            one = live[which % len(live)]
+            match act:
+                case "granted":
+                    transfers.granted(one, now)
+                case "denied":
+                    transfers.denied(one, now)
+                case "broken":
+                    transfers.broken(one, now)
+                case "abort":
+                    it.abort(one, now)
+                case "done":
+                    transfers.done(one.id)
+                case "heartbeat":
+                    transfers.heartbeat(one.id, now)
+        now = step(it, now) + 0.1
+        held = {block for each in live if each.finish_reason is None for block in each.blocks}
+        held |= {block for blocks in transfers.pinned.values() for block in blocks}
+        assert len(held) + it.pool.free_blocks <= it.pool.usable
+    for _ in range(400):
+        for each in live:
+            transfers.denied(each, now)
+        now = max(step(it, now), it.next_event() or now)
+    assert it.pool.free_blocks == it.pool.usable
+    assert all(each.finish_reason is not None for each in live)
+
+
 def role(name: str, **more: object) -> tuple[str, ...]:
     """A hundred times faster than life; without any waiting a lease would be over at once."""
     config = {"kv_connector": "NixlConnector", "kv_role": name} | more
@@ -343,6 +395,17 @@ class TestPair:
         await complete(decode, PLACE | {"remote_block_ids": None})
         assert (await ask(decode.port, "GET", "/health")).status == 503
         assert (await complete(decode, None)).status == 500
+
+    async def test_a_request_turned_away_frees_what_was_kept_for_it(
+        self, start: Callable[..., Awaitable[Server]]
+    ) -> None:
+        prefill, decode = await start(*role("kv_producer"), "--time-scale", "1"), await start(*role("kv_consumer"))
+        params = json.loads((await complete(prefill, TO_PREFILL, max_tokens=1)).body)["kv_transfer_params"]
+        assert len(prefill.replica.nixl[0].transfers.pinned) == 1
+        assert (await complete(decode, params, temperature=-1)).status == 400
+        async with asyncio.timeout(5):
+            while prefill.replica.nixl[0].transfers.pinned:
+                await asyncio.sleep(0.001)
 
     async def test_parameters_of_the_wrong_type_are_refused(self, start: Callable[..., Awaitable[Server]]) -> None:
         decode = await start(*role("kv_consumer"))
