@@ -63,8 +63,8 @@ async def pause(replica: Replica, exchange: Exchange) -> None:
                 engine.abort(request, replica.clock.now())
         elif mode == "keep":
             engine.stopped = True
-    for runtime in replica.runtimes:
-        runtime.nudge()
+    for rank in replica.ranks:
+        rank.runtime.nudge()
     exchange.reply(200, compact({"status": "paused"}), JSON_HEADERS)
 
 
@@ -79,7 +79,7 @@ async def is_paused(replica: Replica, exchange: Exchange) -> None:
 
 
 def _go_on(replica: Replica) -> None:
-    for engine, runtime in zip(replica.engines, replica.runtimes, strict=True):
-        engine.stopped = replica.sleeping
-        engine.scheduler.paused = replica.paused
-        runtime.nudge()
+    for rank in replica.ranks:
+        rank.engine.stopped = replica.sleeping
+        rank.engine.scheduler.paused = replica.paused
+        rank.runtime.nudge()

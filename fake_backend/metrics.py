@@ -11,7 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from fake_backend import buckets
-from fake_backend.engine import Engine, Outcome
+from fake_backend.engine import Engine
 from fake_backend.engine_series import LABELS, Families, RankSeries
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -182,7 +182,3 @@ class Metrics:
     def sleeping(self, state: str) -> None:
         for rank in self.ranks:
             rank.sleeping(state)
-
-    def observe(self, rank: int, outcome: Outcome, now: float) -> None:
-        """Take in what a step of one engine brought."""
-        self.ranks[rank].observe(self._engines[rank], outcome, now)

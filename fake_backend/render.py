@@ -172,6 +172,6 @@ async def abort_requests(replica: Replica, exchange: Exchange) -> None:
         for request in list(engine.scheduler):
             if wanted and request.id.startswith(wanted):
                 engine.abort(request, replica.clock.now())
-    for runtime in replica.runtimes:
-        runtime.nudge()
+    for rank in replica.ranks:
+        rank.runtime.nudge()
     exchange.reply(200, b"", (("vary", "Origin"),))

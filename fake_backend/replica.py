@@ -12,23 +12,21 @@ from typing import Any
 
 import tokenizers
 
-from fake_backend import budget, errors, transfer
+from fake_backend import budget, errors
 from fake_backend.answers import Answers, Wish
 from fake_backend.cache_labels import cache_config
 from fake_backend.clock import Clock
-from fake_backend.connector import Connector
-from fake_backend.engine import Engine, Outcome
+from fake_backend.engine import Engine
 from fake_backend.faults import Faults
-from fake_backend.kv_events import MAP_ENCODING_SINCE, Content, Describer, Encoding
+from fake_backend.kv_events import MAP_ENCODING_SINCE, Content, Encoding
 from fake_backend.metrics import LoraSeries, Metrics
 from fake_backend.naming import Namer
-from fake_backend.nixl import Nixl, NixlSeries
-from fake_backend.publisher import Publisher
+from fake_backend.nixl import NixlSeries
+from fake_backend.rank import Rank
 from fake_backend.request import Request
-from fake_backend.runtime import Runtime, Signal, Ticket, content_of
+from fake_backend.runtime import Signal, Ticket
 from fake_backend.scheduler import SchedulerConfig
 from fake_backend.settings import LoraModule, Settings
-from fake_backend.tier import CpuTier
 from fake_backend.timing import StepTime, roofline
 from fake_backend.wire import Request as HttpRequest
 from router.prompt.blocks import NO_EXTRA, Extra
@@ -102,100 +100,50 @@ class Replica:
     def __init__(self, settings: Settings, faults: Faults) -> None:
         self.settings = settings
         self.faults = faults
-        self.publishers: list[Publisher] = []
         version = tuple(int(part) for part in settings.vllm_version.split(".")[:2])
         whole = os.environ.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1") == "0"
         self._encoding = Encoding(settings.block_size, whole, version >= MAP_ENCODING_SINCE)
         self.tokenizer = Tokenizer.load(settings.tokenizer)
         self.reader = Reader(self.tokenizer, trust_request_chat_template=True)
         self.answers = Answers(self.tokenizer, settings.style, settings.seed)
-        self.loras: dict[str, LoraModule] = {}
-        self.lora_ids: dict[str, int] = {}
-        for module in settings.loras:
-            self.add_lora(module)
-        self.fingerprint = f"vllm-{settings.vllm_version}-{secrets.token_hex(4)}"
-        self.created = int(time.time())
         self.on_death: Callable[[], None] | None = None
         self._vocabulary: tokenizers.Tokenizer | None = None
-        self.sleeping = False
-        self.paused = False
         self.in_server = 0
         """Requests inside the HTTP server, for /load."""
-        self.start_engines()
+        self._make_ranks()
 
-    def start_engines(self) -> None:
+    def _make_ranks(self) -> None:
         """Fresh engines with empty caches, counters at zero, and hashes as a new process would seed them."""
         settings = self.settings
         self.clock = Clock(settings.time_scale)
         self.namer = Namer(settings.hash_algorithm, settings.block_size)
-        per_token = budget.kv_bytes_per_token(settings.model, settings.demand.kv_dtype, 1)
-        self.nixl: list[Nixl] = []
-        if settings.kv_transfer is not None:
-            self.nixl = [
-                Nixl(settings.kv_transfer, rank, settings.kv_link, per_token, settings.demand.tensor_parallel)
-                for rank in range(settings.data_parallel)
-            ]
+        self.fingerprint = f"vllm-{settings.vllm_version}-{secrets.token_hex(4)}"
+        self.created = int(time.time())
+        self.sleeping = self.paused = self.dead = False
+        self.loras: dict[str, LoraModule] = {}
+        self.lora_ids: dict[str, int] = {}
+        for module in settings.loras:
+            self.add_lora(module)
         config, time_of_step = scheduler_config(settings), step_time(settings)
-        self.engines = [
-            Engine(
-                config,
-                settings.plan.num_blocks,
-                time_of_step,
-                caching=settings.prefix_caching,
-                record_events=settings.kv_events is not None,
-                connector=self._connector(rank),
-            )
-            for rank in range(settings.data_parallel)
+        self.ranks = [
+            Rank(number, settings, config, time_of_step, self.clock, self._encoding, self.faults)
+            for number in range(settings.data_parallel)
         ]
         self.metrics = Metrics(settings.served_names[0], settings.max_model_len, self.engines, cache_config(settings))
-        self.runtimes = [
-            Runtime(engine, self.clock, self._observer(rank), self._attendant(rank))
-            for rank, engine in enumerate(self.engines)
-        ]
-        if settings.offloading_gib is not None:
-            for series in self.metrics.ranks:
+        for rank, series in zip(self.ranks, self.metrics.ranks, strict=True):
+            rank.count = series.observe
+            rank.runtime.on_death = self._died
+            if settings.offloading_gib is not None:
                 series.external_source = "host"
         if settings.enable_lora:
             self.metrics.registry.register(LoraSeries(settings.max_loras, self.engines))
-        if self.nixl:
-            self.metrics.registry.register(NixlSeries(settings.served_names[0], self.nixl))
-        for runtime in self.runtimes:
-            runtime.on_death = self._died
-        self.dead = False
-        """The engine has died; the HTTP server still answers."""
+        connectors = [rank.nixl for rank in self.ranks if rank.nixl is not None]
+        if connectors:
+            self.metrics.registry.register(NixlSeries(settings.served_names[0], connectors))
 
-    def _observer(self, rank: int) -> Any:
-        describer = self._describer()
-
-        def observe(outcome: Outcome, now: float) -> None:
-            self.metrics.observe(rank, outcome, now)
-            if outcome.cache_events and self.publishers:
-                events = [shown for event in outcome.cache_events for shown in describer.describe(event)]
-                payload = self._encoding.payload(events, time.time(), rank)
-                rule = self.faults.find("events")
-                self.publishers[rank].publish(payload, rule.kind if rule else None)
-
-        return observe
-
-    def _connector(self, rank: int) -> Connector | None:
-        if self.nixl:
-            return self.nixl[rank].transfers
-        if self.settings.offloading_gib is None:
-            return None
-        per_token = budget.kv_bytes_per_token(self.settings.model, self.settings.demand.kv_dtype, 1)
-        block = per_token * self.settings.block_size
-        return CpuTier(int(self.settings.offloading_gib * budget.GIB / block), self.settings.block_size, per_token)
-
-    def _attendant(self, rank: int) -> Callable[[], None] | None:
-        if not self.nixl:
-            return None
-
-        def attend() -> None:
-            courier = self.nixl[rank].courier
-            if courier is not None:
-                courier.deliver()
-
-        return attend
+    @property
+    def engines(self) -> list[Engine]:
+        return [rank.engine for rank in self.ranks]
 
     def _died(self) -> None:
         self.dead = True
@@ -206,35 +154,19 @@ class Replica:
         """What is told of a request that ended in an error."""
         return errors.engine_dead() if self.dead else errors.engine_failure()
 
-    def _describer(self) -> Describer:
-        return Describer(self._encoding, content_of)
-
     async def start(self) -> None:
         """Run the engines, publish their events, listen for peers. Raises OSError where an endpoint can't be had."""
-        for nixl, runtime in zip(self.nixl, self.runtimes, strict=False):
-            await nixl.open(self.clock.now, runtime.nudge, self.settings.time_scale)
-        if self.settings.kv_events is not None:
-            for rank in range(len(self.engines)):
-                self.publishers.append(Publisher(self.settings.kv_events, rank))
-                self.publishers[-1].start()
-        for runtime in self.runtimes:
-            runtime.start()
+        for rank in self.ranks:
+            await rank.open()
 
     async def stop(self) -> None:
-        for runtime in self.runtimes:
-            await runtime.stop()
-        for nixl in self.nixl:
-            await nixl.close()
-        for publisher in self.publishers:
-            await publisher.stop()
-        self.publishers = []
+        for rank in self.ranks:
+            await rank.close()
 
     async def restart(self) -> None:
         """As if the process had been replaced: caches, counters, clocks and identities are new."""
         await self.stop()
-        self.fingerprint = f"vllm-{self.settings.vllm_version}-{secrets.token_hex(4)}"
-        self.created = int(time.time())
-        self.start_engines()
+        self._make_ranks()
         self.metrics.process.started = time.time()
         await self.start()
 
@@ -245,14 +177,12 @@ class Replica:
 
     def refused(self, request: HttpRequest) -> None:
         """A request was answered with an error before it reached an engine: let a prefill replica free its blocks."""
-        if not self.nixl or b"do_remote_prefill" not in request.body:
+        if self.settings.kv_transfer is None or b"do_remote_prefill" not in request.body:
             return
         with suppress(ValueError, RecursionError):
             params = json.loads(request.body).get("kv_transfer_params")
-            courier = self.nixl[0].courier
-            if isinstance(params, dict) and courier is not None:
-                self.nixl[0].transfers.refuse(params)
-                courier.deliver()
+            if isinstance(params, dict):
+                self.ranks[0].refused(params)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them (``\u0120sea``), not as text."""
@@ -262,15 +192,11 @@ class Replica:
 
     def transfer_params(self, ticket: Ticket) -> Mapping[str, Any] | None:
         """What a prefill replica hands back for the decode replica; None without a KV connector."""
-        for nixl, runtime in zip(self.nixl, self.runtimes, strict=False):
-            if ticket.runtime is runtime:
-                engine_id = nixl.transfers.engine_id
-                return transfer.describe(ticket.request, engine_id, nixl.host, nixl.port, nixl.devices)
-        return None
+        return next(rank for rank in self.ranks if rank.runtime is ticket.runtime).transfer_params(ticket)
 
     def event_sources(self) -> dict[str, Any]:
         """Where KV events can be subscribed to, by data-parallel rank."""
-        return {str(rank): publisher.config for rank, publisher in enumerate(self.publishers)}
+        return {str(rank.number): rank.publisher.config for rank in self.ranks if rank.publisher is not None}
 
     def model_names(self) -> list[str]:
         return [*self.settings.served_names, *self.loras]
@@ -320,7 +246,7 @@ class Replica:
         """Start a job: its tickets, one per answer. Raises ApiError 500 when the engine is dead."""
         if self.dead:
             raise errors.engine_dead()
-        rank = job.rank if job.rank is not None else self._least_loaded()
+        rank = min(self.ranks, key=lambda rank: rank.load) if job.rank is None else self.ranks[job.rank]
         extra = NO_EXTRA
         if job.lora is not None or job.cache_salt:
             lora_name, lora_path = (job.lora.name, job.lora.path) if job.lora else (None, None)
@@ -341,7 +267,7 @@ class Replica:
                 prompt_tokens=len(job.prompt_ids),
                 answer_tokens=len(answer.ids),
                 keys=names.keys,
-                arrival=self.runtimes[rank].now(),
+                arrival=rank.runtime.now(),
                 ends_with=answer.reason,
                 max_tokens=job.wish.max_tokens,
                 priority=job.priority,
@@ -351,7 +277,7 @@ class Replica:
             )
             ticket = Ticket(request, answer, job.prompt_ids, job.signal, content)
             job.tickets.append(ticket)
-            self.runtimes[rank].submit(ticket)
+            rank.runtime.submit(ticket)
         return job.tickets
 
     def abandon(self, jobs: Iterable[Job]) -> None:
@@ -361,11 +287,3 @@ class Replica:
                 if not ticket.done:
                     log.info("aborted %s after %d tokens", ticket.request.id, ticket.request.generated)
                     ticket.abandon()
-
-    def _least_loaded(self) -> int:
-        """The balance of vLLM over its ranks (v1/engine/core_client.py): waiting counts four times."""
-        loads = [
-            4 * (len(engine.scheduler) - len(engine.scheduler.running)) + len(engine.scheduler.running)
-            for engine in self.engines
-        ]
-        return loads.index(min(loads))

@@ -82,7 +82,6 @@ class Runtime:
         self.on_death: Callable[[], None] | None = None
         self.engine = engine
         self.clock = clock
-        self.dead = False
         self._observe = observe
         self._tickets: set[Ticket] = set()
         self._wake = asyncio.Event()
@@ -122,10 +121,9 @@ class Runtime:
         """Something outside the engine has changed; look again."""
         self._wake.set()
 
-    def _die(self, error: EngineDeathError) -> None:
+    def _die(self, error: Exception) -> None:
         """Nothing that was under way will be finished."""
-        log.error("EngineCore encountered a fatal error: %s", error)
-        self.dead = True
+        log.error("EngineCore encountered a fatal error: %s", error, exc_info=not isinstance(error, EngineDeathError))
         for ticket in self._tickets:
             ticket.request.finish_reason = "error"
             ticket.signal.set()
@@ -136,7 +134,7 @@ class Runtime:
     async def _run(self) -> None:
         try:
             await self._loop()
-        except EngineDeathError as error:
+        except Exception as error:  # whatever goes wrong in an engine is its end, as it is in vLLM
             self._die(error)
 
     async def _loop(self) -> None:

@@ -177,7 +177,7 @@ async def test_faults_of_events(
     server = await start(*FLAGS, *events_flag())
     socket = await subscribe((await sources(server))["0"]["endpoint"])
     await heard(server, socket)
-    base = server.replica.publishers[0].published
+    base = server.replica.ranks[0].publisher.published
     fresh = itertools.count(500)
 
     async def numbers(kind: str, count: int) -> list[int]:
@@ -214,3 +214,28 @@ def test_pools_record_only_when_asked() -> None:
     request.blocks = pool.allocate(1)
     pool.register(request, 1)
     assert pool.events == []
+
+
+async def test_a_restart_numbers_from_0_at_the_same_endpoint(
+    start: Callable[..., Awaitable[Server]], unused_ports: int
+) -> None:
+    endpoint = f"tcp://*:{unused_ports}"
+    server = await start(*FLAGS, *events_flag(endpoint=endpoint, replay_endpoint=f"tcp://*:{unused_ports + 1}"))
+    for first in (100, 200, 300):
+        await complete(server, list(range(first, first + 40)))
+    publisher = server.replica.ranks[0].publisher
+    assert publisher is not None
+    assert publisher.published == 3
+    await server.restart()
+    assert (await sources(server))["0"]["endpoint"] == endpoint
+    again = server.replica.ranks[0].publisher
+    assert again is not None
+    assert again.published == 0
+    await complete(server, list(range(100, 140)))
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(f"tcp://127.0.0.1:{unused_ports + 1}")
+    await socket.send_multipart([b"", (0).to_bytes(8, "big")])
+    numbers = [int.from_bytes((await socket.recv_multipart())[2], "big", signed=True) for _ in range(2)]
+    context.destroy(linger=0)
+    assert numbers == [0, -1]

@@ -34,7 +34,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_before_the_first_byte(start: Callable[..., Awaitable[Server]], stream: bool) -> None:
     server = await start("--time-scale", "1")
     (engine,) = server.replica.engines
-    server.replica.runtimes[0].engine.stopped = True  # admitted, but no step ever begins
+    server.replica.ranks[0].runtime.engine.stopped = True  # admitted, but no step ever begins
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request("POST", CHAT, json.dumps(LONG | {"stream": stream}).encode()))
     await until(lambda: len(engine.scheduler) == 1)

@@ -53,7 +53,7 @@ async def test_queue_limits(start: Callable[..., Awaitable[Server]]) -> None:
     assert (refused.status, refused.body) == (503, recorded_body("error_busy"))
     assert "retry-after" not in refused.headers
     engine.stopped = False
-    server.replica.runtimes[0].nudge()
+    server.replica.ranks[0].runtime.nudge()
     assert (await complete(server, prompt="a", max_tokens=2)).status == 200
     assert (await first).status == 200
     metrics = (await ask(server.port, "GET", "/metrics")).body.decode()
@@ -73,7 +73,7 @@ async def test_prefill_backlog(start: Callable[..., Awaitable[Server]]) -> None:
     assert refused.status == 503
     assert "prefill token backlog limit" in json.loads(refused.body)["error"]["message"]
     engine.stopped = False
-    server.replica.runtimes[0].nudge()
+    server.replica.ranks[0].runtime.nudge()
     assert (await first).status == 200
     assert (await complete(server, prompt="a")).status == 200
 

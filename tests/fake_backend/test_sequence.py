@@ -31,7 +31,7 @@ async def replay(server: Server) -> list[list[str]]:
     """Every batch of events that the replica remembers."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
-    socket.connect(server.replica.publishers[0].config["replay_endpoint"])
+    socket.connect(server.replica.ranks[0].publisher.config["replay_endpoint"])
     await socket.send_multipart([b"", (0).to_bytes(8, "big")])
     batches: list[list[str]] = []
     while True:

@@ -358,7 +358,7 @@ class TestPair:
         decode = await start(*role("kv_consumer"), "--kv-link", "0.001,0", "--time-scale", "1")
         params = json.loads((await complete(prefill, TO_PREFILL, max_tokens=1)).body)["kv_transfer_params"]
         waiting = asyncio.create_task(complete(decode, params))
-        link = decode.replica.nixl[0].transfers.link
+        link = decode.replica.ranks[0].nixl.transfers.link
         async with asyncio.timeout(5):
             while link.next_event() is None:
                 await asyncio.sleep(0.001)
@@ -371,7 +371,7 @@ class TestPair:
         prefill = await start(*role("kv_producer"))
         decode = await start(*role("kv_consumer"), "--no-enable-prefix-caching")
         params = json.loads((await complete(prefill, TO_PREFILL, max_tokens=1)).body)["kv_transfer_params"]
-        counts = prefill.replica.nixl[0].transfers.counts
+        counts = prefill.replica.ranks[0].nixl.transfers.counts
         for late in (0, 1):
             assert (await complete(decode, params)).status == 200
             async with asyncio.timeout(5):
@@ -401,10 +401,10 @@ class TestPair:
     ) -> None:
         prefill, decode = await start(*role("kv_producer"), "--time-scale", "1"), await start(*role("kv_consumer"))
         params = json.loads((await complete(prefill, TO_PREFILL, max_tokens=1)).body)["kv_transfer_params"]
-        assert len(prefill.replica.nixl[0].transfers.pinned) == 1
+        assert len(prefill.replica.ranks[0].nixl.transfers.pinned) == 1
         assert (await complete(decode, params, temperature=-1)).status == 400
         async with asyncio.timeout(5):
-            while prefill.replica.nixl[0].transfers.pinned:
+            while prefill.replica.ranks[0].nixl.transfers.pinned:
                 await asyncio.sleep(0.001)
 
     async def test_parameters_of_the_wrong_type_are_refused(self, start: Callable[..., Awaitable[Server]]) -> None:
