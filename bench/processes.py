@@ -74,7 +74,7 @@ class Processes:
     async def router(self, replicas: Sequence[str], *, policy: str, port: int | None = None) -> str:
         """Start a router before `replicas`; return its base URL once it answers /ready."""
         port = free_ports(1)[0] if port is None else port
-        where = ["--host", HOST, "--port", str(port), "--policy", policy]
+        where = ["--host", HOST, "--port", str(port), "--admin-port", "-1", "--policy", policy]
         await self._start(f"router ({policy})", ["-m", "router.cli", "serve", *replicas, *where])
         url = f"http://{HOST}:{port}"
         await self._answers(self._children[-1], f"{url}/ready")

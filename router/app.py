@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from aiohttp import web
 from prometheus_client.core import GaugeMetricFamily
 
+from router.admin.api import application
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
 from router.config import ConfigError, Settings
@@ -51,12 +54,13 @@ class Router:
         except TokenizerError as error:
             raise ConfigError(f"--tokenizer {settings.prompt.tokenizer}: {error}") from None
         self._probe_headers: dict[str, str] = {}
-        if settings.fleet.api_key_file:
-            try:
-                key = Path(settings.fleet.api_key_file).read_text().strip()
-            except OSError as error:
-                raise ConfigError(f"--api-key-file {settings.fleet.api_key_file}: {error.strerror}") from None
+        if (key := _secret("--api-key-file", settings.fleet.api_key_file)) is not None:
             self._probe_headers["Authorization"] = f"Bearer {key}"
+        self._admin_token = _secret("--admin-token-file", settings.admin.admin_token_file)
+        if self._admin_token is None and settings.admin.admin_port >= 0 and not _loopback(settings.admin.admin_host):
+            raise ConfigError(
+                f"--admin-host {settings.admin.admin_host} is not loopback: name a token with --admin-token-file"
+            )
         self.fleet = Fleet(settings.replicas)
         self.index = Index()
         self.feedback = Feedback()
@@ -64,6 +68,7 @@ class Router:
         self.telemetry = Telemetry()
         self.telemetry.gauges(self._gauges)
         self.address = ("", 0)
+        self.admin_address: tuple[str, int] | None = None
         self._stack = AsyncExitStack()
         self._pools: dict[str, Pool] = {}
         self._probes: list[Probe] = []
@@ -131,6 +136,8 @@ class Router:
             )
             for replica in self.fleet
         ]
+        if settings.admin.admin_port >= 0:
+            await self._start_admin(journey)
         # One round before anything is said, so that the start-up block tells what is there.
         await asyncio.gather(*(probe.once() for probe in self._probes))
         tasks = [asyncio.create_task(probe.run()) for probe in self._probes]
@@ -140,6 +147,28 @@ class Router:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    async def _start_admin(self, journey: Journey) -> None:
+        settings = self.settings
+        runner = web.AppRunner(
+            application(
+                token=self._admin_token,
+                explain=journey.explain,
+                replicas=self._replicas,
+                max_body_bytes=settings.listen.max_body_bytes,
+            ),
+            access_log=None,
+        )
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        host, port = settings.admin.admin_host, settings.admin.admin_port
+        try:
+            await web.TCPSite(runner, host, port, shutdown_timeout=1.0).start()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}; another --admin-port, or -1?"
+            ) from None
+        self.admin_address = runner.addresses[0][:2]
 
     # -- what probes find ---------------------------------------------------------------------------------------
 
@@ -221,12 +250,58 @@ class Router:
         rate.add_metric([], 1000 / self.rates.token_ms)
         yield from (connections, held, rate)
 
+    def _replicas(self) -> list[dict[str, Any]]:
+        """All that is known of the replicas, for the admin side."""
+        now = asyncio.get_running_loop().time()
+        found = []
+        for replica in self.fleet:
+            metrics, record = replica.metrics, self.feedback.of(replica.name)
+            found.append(
+                {
+                    "replica": replica.name,
+                    "state": replica.state.name.lower(),
+                    "why": replica.why or None,
+                    "epoch": replica.epoch,
+                    "models": {
+                        card.id: {"root": card.root, "parent": card.parent, "max_model_len": card.max_model_len}
+                        for card in replica.models.values()
+                    },
+                    "block_size": replica.block_size,
+                    "num_gpu_blocks": replica.cache.num_gpu_blocks,
+                    "algorithm": replica.algorithm,
+                    "prefix_caching": replica.cache.prefix_caching,
+                    "blocks_presumed": self.index.blocks(replica.name),
+                    "in_flight": replica.load.in_flight,
+                    "decoding": replica.load.decoding,
+                    "waiting_ms": round(replica.load.waiting_ms(now), 3),
+                    "engine": {
+                        "running": metrics.running,
+                        "waiting": metrics.waiting,
+                        "kv_usage": metrics.kv_usage,
+                        "read_seconds_ago": None if replica.scraped_at is None else round(now - replica.scraped_at, 3),
+                    },
+                    "predictions": {
+                        "compared": record.compared,
+                        "exact": record.exact,
+                        "predicted_tokens": record.predicted,
+                        "delivered_tokens": record.delivered,
+                        "error": round(record.error, 4),
+                        "pool_share": round(record.pool_share, 3),
+                        "degraded": record.cause,
+                    },
+                }
+            )
+        return found
+
     def announcement(self) -> str:
         """The start-up block."""
         settings = self.settings
         host, port = self.address
         shown = f"[{host}]" if ":" in host else host
-        lines = [f"warmroute listens on http://{shown}:{port}  (policy: {settings.choice.policy})", "  replicas"]
+        lines = [f"warmroute listens on http://{shown}:{port}  (policy: {settings.choice.policy})"]
+        if self.admin_address is not None:
+            lines.append(f"  admin side on http://{self.admin_address[0]}:{self.admin_address[1]}")
+        lines.append("  replicas")
         models: dict[str, str] = {}
         blocks = 0
         for replica in self.fleet:
@@ -288,6 +363,26 @@ class Router:
         await asyncio.sleep(0)
         for pool in self._pools.values():
             pool.close_idle(older_than=0.0)
+
+
+def _secret(flag: str, path: str) -> str | None:
+    """The secret in a file that a setting names; None where it names none."""
+    if not path:
+        return None
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+    if not text:
+        raise ConfigError(f"{flag} {path}: the file is empty")
+    return text
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -6,9 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import difflib
+import json
 import logging
 import signal
 import sys
+import urllib.error
+import urllib.parse
+import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
+    if arguments.command == "explain":
+        return explain(arguments)
     flags = {leaf.name: value for leaf in leaves() if (value := getattr(arguments, leaf.name)) is not None}
     try:
         settings = load(
@@ -71,7 +77,41 @@ def _parser() -> argparse.ArgumentParser:
             metavar=leaf.name.rpartition("_")[2].upper(),
             help=f"{leaf.text} (default: {default})".replace("%", "%%"),
         )
+    asked = commands.add_parser(
+        "explain",
+        help="say where a request would go, and why, without sending it",
+        description="Ask a running router's admin side what it would do with a request body.",
+        allow_abbrev=False,
+    )
+    asked.add_argument("file", metavar="FILE", help="a request body in JSON; - reads it from standard input")
+    asked.add_argument("--router", default="http://127.0.0.1:8081", metavar="URL", help="the admin side's address")
+    asked.add_argument("--path", default="", metavar="PATH", help="the path the body is for (default: by its members)")
+    asked.add_argument("--token-file", default="", metavar="FILE", help="file with the admin side's token")
+    asked.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     return parser
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Print what a router would do with a body. Returns 0, or 1 where it could not be asked."""
+    try:
+        body = sys.stdin.buffer.read() if arguments.file == "-" else Path(arguments.file).read_bytes()
+        headers = {"Content-Type": "application/json"}
+        if arguments.token_file:
+            headers["Authorization"] = f"Bearer {Path(arguments.token_file).read_text().strip()}"
+        query = f"?path={urllib.parse.quote(arguments.path)}" if arguments.path else ""
+        url = f"{arguments.router.rstrip('/')}/router/explain{query}"
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"--router {arguments.router} is no URL; did you mean http://{arguments.router}?")
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:  # noqa: S310
+            document = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        print(f"warmroute: {arguments.router} answered {error.code}: {error.read(2000).decode()}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError) as error:
+        print(f"warmroute: {getattr(error, 'reason', None) or error}", file=sys.stderr)
+        return 1
+    print(json.dumps(document, indent=2) if arguments.json else document["words"])
+    return 0
 
 
 async def _serve(settings: Settings) -> int:

@@ -158,6 +158,20 @@ class Choice(Section, frozen=True):
     ] = 1_000_000
 
 
+class Admin(Section, frozen=True):
+    """The operators' side: what the router knows and would do. Never on the clients' port."""
+
+    admin_host: Annotated[str, Meta(description="Address of the admin side. Beyond loopback it needs a token.")] = (
+        "127.0.0.1"
+    )
+    admin_port: Annotated[
+        int, Meta(ge=-1, le=65535, description="Port of the admin side; 0 takes a free one, -1 turns it off.")
+    ] = 8081
+    admin_token_file: Annotated[
+        str, Meta(description="File with the token that the admin side asks for, as `Authorization: Bearer`.")
+    ] = ""
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -166,9 +180,16 @@ class Settings(Section, frozen=True):
     fleet: Fleet = Fleet()
     prompt: Prompt = Prompt()
     choice: Choice = Choice()
+    admin: Admin = Admin()
 
 
-SECTIONS: dict[str, type[Section]] = {"listen": Listen, "fleet": Fleet, "prompt": Prompt, "choice": Choice}
+SECTIONS: dict[str, type[Section]] = {
+    "listen": Listen,
+    "fleet": Fleet,
+    "prompt": Prompt,
+    "choice": Choice,
+    "admin": Admin,
+}
 
 
 class Leaf(typing.NamedTuple):

@@ -18,6 +18,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from router.choose.explanation import Explanation
 from router.fleet.replica import SHUN_SECONDS
 from router.prompt.blocks import NO_EXTRA, Chain, Extra
 from router.prompt.reader import PromptError, Reader
@@ -64,6 +65,8 @@ class Prompt:
     prompts: list[list[int]] | list[bytes] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     """The length of each prompt, in tokens."""
+    unread: str | None = None
+    """Why only load can guide its routing, if so."""
     answer_tokens: int = 0
     """What is expected to be generated."""
     chains: dict[tuple[int, str, Extra], list[Chain]] = field(default_factory=dict)
@@ -168,6 +171,33 @@ class Journey:
             client.refuse(errors.unreachable(tried, last.why))
         return "refused"
 
+    async def explain(self, path: str, body: bytes) -> Explanation:
+        """What would be done with a request that came now. Nothing is sent, booked or remembered."""
+        ask = await self._aside(len(body), lambda: read(path, body))
+        prompt = await self._aside(len(body), lambda: self._read(ask, path, len(body)))
+        replicas = self._candidates(ask.model, ())
+        decision = None
+        if replicas:
+            decision = self._dispatch.weigh(
+                self._clock(), replicas, lambda replica: self._chains(prompt, replica), prompt.tokens
+            )
+        blocks = {view[0]: sum(len(chain.keys) for chain in chains) for view, chains in prompt.chains.items()}
+        return Explanation(
+            model=ask.model,
+            kind=ask.kind,
+            read_as=prompt.reader.mode if prompt.reader is not None and prompt.prompts else None,
+            unread=prompt.unread,
+            tokens=prompt.tokens,
+            blocks=blocks,
+            decision=decision,
+            none_because="; ".join(self._fleet.missing()) or f"none that is ready serves {ask.model}",
+            errors={
+                replica.name: (record.error, record.cause)
+                for replica in replicas
+                if (record := self._feedback.of(replica.name))
+            },
+        )
+
     # -- read ---------------------------------------------------------------------------------------------------
 
     async def _aside(self, size: int, work: Callable[[], T]) -> T:
@@ -182,15 +212,15 @@ class Journey:
         if ask.kind != "other" or path.endswith(GENERATING):
             prompt.answer_tokens = min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * ask.n
         if ask.kind == "other":
-            return self._unread(prompt, body_bytes, "no prompt")
+            return self._unread(prompt, body_bytes, "its route has no prompt")
         replicas = self._fleet.able(ask.model)
         if not replicas:
-            return self._unread(prompt, body_bytes, "no replica")
+            return self._unread(prompt, body_bytes, "no replica serves its model")
         prompt.reader = self._readers[self._base(replicas[0], ask.model)]
         try:
             prompt.prompts = prompt.reader.tokenize(ask)
         except PromptError:
-            return self._unread(prompt, body_bytes, "unreadable")
+            return self._unread(prompt, body_bytes, "its prompt cannot be read")
         per_token = prompt.reader.units_per_token
         prompt.tokens = [len(each) // per_token for each in prompt.prompts]
         for replica in replicas:
@@ -198,7 +228,7 @@ class Journey:
         return prompt
 
     def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> Prompt:
-        self._telemetry.unread.labels(why).inc()
+        prompt.unread = why
         prompt.prompts = []
         prompt.tokens = [body_bytes // BODY_BYTES_PER_TOKEN]
         return prompt
@@ -259,6 +289,8 @@ class Journey:
             visible=ask.stream,
         )
         name = placement.replica.name
+        if prompt.unread is not None:
+            self._telemetry.unread.labels(prompt.unread).inc()
         self._telemetry.decision.observe(self._clock() - now)
         self._telemetry.prompt_tokens.labels(name).inc(sum(prompt.tokens))
         self._telemetry.predicted_tokens.labels(name).inc(placement.decision.candidate.hit)

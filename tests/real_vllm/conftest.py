@@ -62,7 +62,7 @@ def _router(replicas: list[str], directory: Path) -> Iterator[str]:
     for url in replicas:
         assert exchange(url, "POST", "/reset_prefix_cache").status == 200
     port = free_port()
-    command = [sys.executable, "-m", "router", "serve", *replicas, "--port", str(port)]
+    command = [sys.executable, "-m", "router", "serve", *replicas, "--port", str(port), "--admin-port", "-1"]
     command += ["--tokenizer", str(TINY), "--hash-seed", "0"]
     # WARMROUTE_* are the router's settings; those of this run aren't among them.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WARMROUTE_")}

@@ -40,7 +40,7 @@ class Bench:
 
 
 def settings_for(urls: list[str], **changes: Any) -> Settings:
-    flags = {"port": "0", "drain_seconds": "0.2", **{k: str(v) for k, v in changes.items()}}
+    flags = {"port": "0", "admin_port": "-1", "drain_seconds": "0.2", **{k: str(v) for k, v in changes.items()}}
     return load(replicas=urls, flags=flags, environ={})
 
 
