@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import typing
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -22,6 +23,9 @@ if typing.TYPE_CHECKING:
     from pathlib import Path
 
 ENV_PREFIX = "WARMROUTE_"
+
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+"""What people write for true and false, besides these words and 1 and 0."""
 
 
 class ConfigError(Exception):
@@ -70,7 +74,8 @@ class Listen(Section, frozen=True):
         int, Meta(ge=1, description="Client connections at one time; an idle one costs about 5 KB.")
     ] = 20_000
     header_timeout_seconds: Annotated[
-        float, Meta(gt=0, description="Longest pause while headers arrive; against clients that trickle.")
+        float,
+        Meta(gt=0, description="Longest time for a request's headers to arrive whole; against clients that trickle."),
     ] = 30.0
     body_timeout_seconds: Annotated[float, Meta(gt=0, description="Longest pause while a body arrives.")] = 60.0
     keep_alive_seconds: Annotated[
@@ -79,6 +84,14 @@ class Listen(Section, frozen=True):
     drain_seconds: Annotated[
         float, Meta(ge=0, description="On SIGTERM, how long running answers may go on before they are cut.")
     ] = 30.0
+    grace_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="On SIGTERM, how long requests are still taken while /ready already says no: load balancers "
+            "need a moment to look elsewhere.",
+        ),
+    ] = 2.0
     show_choice: Annotated[
         bool,
         Meta(description="Add x-warmroute-replica and x-warmroute-predicted-tokens to answers."),
@@ -97,7 +110,11 @@ class Fleet(Section, frozen=True):
     ] = 3.0
     first_byte_timeout_seconds: Annotated[
         float,
-        Meta(gt=0, description="Longest wait for an answer to begin; a long prefill in a long queue takes minutes."),
+        Meta(
+            gt=0,
+            description="Longest wait for an answer to begin, over all attempts; a long prefill in a long queue takes "
+            "minutes.",
+        ),
     ] = 900.0
     idle_timeout_seconds: Annotated[float, Meta(gt=0, description="Longest pause within an answer that has begun.")] = (
         300.0
@@ -232,7 +249,7 @@ def load(
     tree = _from_file(file) if file is not None else {}
     known = {leaf.name: leaf for leaf in leaves()}
     for key, text in environ.items():
-        if key.startswith(ENV_PREFIX):
+        if key.startswith(ENV_PREFIX) and not _service_link(key, text):
             name = key.removeprefix(ENV_PREFIX).lower()
             if name == "replicas":
                 tree["replicas"] = text.split()
@@ -242,6 +259,12 @@ def load(
                 raise ConfigError(f"environment: {key} is no setting{_hint(name, known, lambda n: known[n].env)}")
     for name, text in (flags or {}).items():
         tree.setdefault(known[name].section, {})[name] = text
+    for leaf in known.values():
+        text = tree.get(leaf.section, {}).get(leaf.name)
+        if leaf.type is bool and isinstance(text, str) and text.lower() in _WORDS:
+            tree[leaf.section][leaf.name] = _WORDS[text.lower()]
+        elif leaf.type is float and isinstance(text, (str, float)) and str(text).lower() in ("inf", "infinity", "nan"):
+            raise ConfigError(f"{leaf.section}.{leaf.name}: must be a number, not {text}")
     if replicas:
         tree["replicas"] = replicas
     try:
@@ -250,13 +273,21 @@ def load(
         raise ConfigError(_plain(str(error))) from None
     if not settings.replicas:
         raise ConfigError("no replicas given: warmroute serve http://gpu1:8000 http://gpu2:8000")
-    seen: dict[Address, str] = {}
+    seen: dict[str, str] = {}
     for url in settings.replicas:
         address = parse_url(url)
-        if address in seen:
-            raise ConfigError(f"replica {url} is given twice")
-        seen[address] = url
+        name = address.authority + address.base
+        if name in seen:
+            raise ConfigError(f"replica {url} is given twice (as {seen[name]})")
+        seen[name] = url
     return settings
+
+
+def _service_link(key: str, text: str) -> bool:
+    """Kubernetes puts the addresses of a Service named "warmroute" into every pod's environment, under these names."""
+    return bool(re.match(r"WARMROUTE_(SERVICE_(HOST|PORT)|PORT_\d+_)", key)) or (
+        key == "WARMROUTE_PORT" and text.startswith(("tcp://", "udp://"))
+    )
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -264,6 +295,8 @@ def _from_file(path: Path) -> dict[str, Any]:
         tree = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config {path}: the file is not UTF-8 text") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from None
     if tree is None:
@@ -304,11 +337,16 @@ def parse_url(url: str) -> Address:
     """A replica's address from its base URL. Raises ConfigError with a hint for what people usually forget."""
     if "://" not in url:
         raise ConfigError(f"replica `{url}` has no scheme; did you mean `http://{url}`?")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"replica `{url}` is no URL: {error}") from None
     if parts.scheme not in ("http", "https"):
         raise ConfigError(f"replica `{url}`: the scheme must be http or https")
     try:
         port = parts.port
+        if port == 0:
+            raise ValueError
     except ValueError:
         raise ConfigError(f"replica `{url}`: the port must be a number from 1 to 65535") from None
     if not parts.hostname:

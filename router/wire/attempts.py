@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from router.wire.front import Front
 
 
+# A connection that was closed while idle shows it within a round trip of being used again.
+STALE_SECONDS = 1.0
+
+
 class Ending(Enum):
     """How an attempt ended."""
 
@@ -51,7 +55,8 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds without a byte before a replica is given up: before its answer begins, and within it."""
+    """Seconds without a byte before a replica is given up: before its answer begins, over all attempts of a request
+    together, and within its answer."""
 
     first_byte: float
     idle: float
@@ -107,13 +112,15 @@ class Attempt:
             connection = await pool.connection()
             while True:
                 self._connection = connection
+                if self._done.done():
+                    connection.leave()  # it came too late: the request was given up meanwhile
+                    return self._done.result()
                 connection.send(head, body, self, head_only=head_only)
                 outcome = await self._done
-                stale = outcome.ending is Ending.UNREACHED and connection.reused and not connection.answered
-                if not stale:
+                if not self._stale(connection, outcome):
                     return outcome
-                # It was closed while idle, as keep-alive allows at any moment: no sign of ill health, and the
-                # request cannot have been begun. A fresh connection to the same replica settles it.
+                # It was closed while idle, as keep-alive allows at any moment: no sign of ill health. A fresh
+                # connection to the same replica settles it.
                 self._done = self._loop.create_future()
                 connection = await pool.connection(fresh=True)
         except BrokenError as error:
@@ -123,6 +130,16 @@ class Attempt:
             # Cancelling the task cancels the future it waits for.
             if self._connection is not None and (self._done.cancelled() or not self._done.done()):
                 self._connection.leave()
+
+    def _stale(self, connection: Upstream, outcome: Outcome) -> bool:
+        """Whether a kept connection broke at once: then its end had been on its way before the request was. One that
+        breaks later broke over the request, which may have been begun."""
+        return (
+            outcome.ending is Ending.UNREACHED
+            and connection.reused
+            and not connection.answered
+            and self._loop.time() - connection.sent_at < STALE_SECONDS
+        )
 
     # -- the answer, as upstream parses it -----------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ class Front(asyncio.Protocol):
         "_body_size",
         "_door",
         "_head_seen",
+        "_head_since",
         "_head_size",
         "_headers",
         "_in_body",
@@ -124,6 +125,7 @@ class Front(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_size = 0
         self._head_seen = 0  # bytes fed since the last message's end
+        self._head_since = 0.0
         self._head_size = 0  # bytes of the request line and headers that were parsed
         self._in_body = False
         self._refusal: Refusal | None = None
@@ -206,6 +208,8 @@ class Front(asyncio.Protocol):
             if self._refusal is None:
                 self._refusal = errors.bad_request(str(error) or type(error).__name__)
         if not self._in_body and not self._ready:
+            if not self._head_seen:
+                self._head_since = self._progress
             # Headers that never end are seen here only: the parser keeps them to itself until they do.
             self._head_seen += len(data)
             self._bound_head(self._head_seen)
@@ -305,6 +309,7 @@ class Front(asyncio.Protocol):
         self._body = []
         self._body_size = 0  # the bytes stay counted in held_bytes until the request's answer is given
         self._in_body = False
+        self._head_seen = 0
 
     def _drop_body(self) -> None:
         self._door.held_bytes -= self._body_size
@@ -398,7 +403,9 @@ class Front(asyncio.Protocol):
     def finish(self, *, close: bool = False) -> None:
         """The answer is whole. `close`: the connection ends with it, whatever its head said."""
         self.finished = True
-        self._valve = None
+        if self._valve is not None:
+            self._valve.resume_reading()  # what feeds us may be at work for another client next
+            self._valve = None
         if close and self._request is not None:
             self._request.keep_alive = False
 
@@ -435,7 +442,8 @@ class Front(asyncio.Protocol):
                     self._turn_away(errors.too_slow("body", limits.body_seconds, "body_timeout_seconds"))
                     return
             elif self._head_seen:
-                if quiet >= limits.header_seconds:
+                # For the whole of them: a byte now and then is no progress.
+                if self._loop.time() - self._head_since >= limits.header_seconds:
                     self._turn_away(errors.too_slow("headers", limits.header_seconds, "header_timeout_seconds"))
                     return
             elif quiet >= limits.idle_seconds:

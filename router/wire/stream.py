@@ -10,9 +10,10 @@ import orjson
 # A line of an event stream longer than this is passed on but not read (a single logprobs line may be megabytes).
 MAX_LINE_BYTES = 1024 * 1024
 # The most of a whole JSON answer that is kept for reading at its end.
-MAX_JSON_BYTES = 8 * 1024 * 1024
+MAX_JSON_BYTES = 1024 * 1024
 # An answer's text beyond this is no longer gathered: its blocks will not be known to the index.
 MAX_TEXT_CHARS = 1024 * 1024
+MAX_TOKEN_IDS = 128 * 1024
 
 
 @dataclass(slots=True)
@@ -46,9 +47,6 @@ def _usage(answer: Answer, usage: object) -> None:
     details = usage.get("prompt_tokens_details")
     if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
         answer.cached_tokens = details["cached_tokens"]
-    elif isinstance(prompt, int) and "prompt_tokens_details" in usage and answer.cached_tokens is None:
-        # vLLM writes null details, even where it counts them, for a prompt of which nothing was cached.
-        answer.cached_tokens = None
 
 
 class EventWatch:
@@ -115,16 +113,17 @@ class EventWatch:
             else:
                 self._text.append(text)
         ids = choice.get("token_ids")
-        if isinstance(ids, list) and self._chars <= MAX_TEXT_CHARS:
+        if isinstance(ids, list):
             self._ids_known = True
-            self._ids += ids
+            if len(self._ids) <= MAX_TOKEN_IDS:
+                self._ids += ids
         if isinstance(reason := choice.get("finish_reason"), str):
             self._answer.finish_reason = reason
 
     def answer(self) -> Answer:
         answer = self._answer
         answer.text = None if self._opaque else "".join(self._text)
-        answer.token_ids = self._ids if self._ids_known and self._chars <= MAX_TEXT_CHARS else None
+        answer.token_ids = self._ids if self._ids_known and len(self._ids) <= MAX_TOKEN_IDS else None
         return answer
 
 

@@ -12,8 +12,6 @@ import httptools
 from router.wire.http import Head, Headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from router.config import Address
 
 # A replica's own limit on header bytes is far below; beyond this it is not an HTTP server.
@@ -60,6 +58,7 @@ class Upstream(asyncio.Protocol):
         "idle_since",
         "parser",
         "reused",
+        "sent_at",
         "transport",
     )
 
@@ -82,6 +81,7 @@ class Upstream(asyncio.Protocol):
         self.reused = False
         self.answered = False  # at least one byte of the current answer has come
         self.idle_since = 0.0
+        self.sent_at = 0.0
 
     # -- use ----------------------------------------------------------------------------------------------------
 
@@ -95,6 +95,7 @@ class Upstream(asyncio.Protocol):
         self._head_seen = 0
         self._complete = self._surplus = self._until_close = self._keep_alive = False
         self.answered = False
+        self.sent_at = self._loop.time()
         if body:
             self.transport.writelines((head, body))
         else:
@@ -177,6 +178,8 @@ class Upstream(asyncio.Protocol):
 
     def _end(self) -> None:
         sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.complete()  # its last write may pause us: only then may the connection be passed on
         if self._head_only or self._until_close or self._surplus or not self._keep_alive:
             # After HEAD the parser waits for a body that never comes; a new connection is cheaper than a second parser.
             if self.transport is not None:
@@ -184,8 +187,6 @@ class Upstream(asyncio.Protocol):
         else:
             self.resume_reading()
             self._pool.give_back(self)
-        if sink is not None:
-            sink.complete()
 
     # -- httptools' callbacks -----------------------------------------------------------------------------------
 
@@ -286,10 +287,6 @@ class Pool:
             connection = self._idle.popleft()
             if connection.transport is not None:
                 connection.transport.close()
-
-    @property
-    def idle(self) -> Iterable[Upstream]:
-        return tuple(self._idle)
 
 
 def _name(error: BaseException) -> str:
