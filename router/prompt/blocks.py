@@ -11,7 +11,7 @@ import hashlib
 import pickle
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import xxhash
 
@@ -32,20 +32,25 @@ _PICKLE_PROTOCOL = 5  # pickle.HIGHEST_PROTOCOL of CPython 3.8 to 3.14, which is
 class Extra:
     """What separates equal tokens in the cache: the LoRA adapter in every block, the salt in the first one.
 
-    `lora_path` is the `root` of the adapter's card in /v1/models. Salts and adapters never share a block.
+    `lora_path` is the `root` of the adapter's card in /v1/models. Salts and adapters never share a block. `tagged`: the
+    engine is vLLM 0.31 or later, which hashes each key with a tag and adapters by their path too.
     """
 
     lora_name: str | None = None
     lora_path: str | None = None
     cache_salt: str | None = None
+    tagged: bool = True
 
-    def keys(self, *, first: bool) -> tuple[tuple[str, ...], ...] | None:
-        """The extra keys of a block, tagged as vLLM >= 0.31 tags them; None where there are none."""
+    def keys(self, *, first: bool) -> tuple[Any, ...] | None:
+        """The extra keys of a block, as the engine hashes them; None where there are none."""
+        salt = self.cache_salt if first else None
+        if not self.tagged:
+            return tuple(_fresh(key) for key in (self.lora_name, salt) if key) or None
         keys: list[tuple[str, ...]] = []
         if self.lora_name is not None:
             keys.append(("lora", _fresh(self.lora_name), _fresh(self.lora_path or "")))
-        if first and self.cache_salt:
-            keys.append(("cache_salt", _fresh(self.cache_salt)))
+        if salt:
+            keys.append(("cache_salt", _fresh(salt)))
         return tuple(keys) or None
 
 
@@ -63,7 +68,7 @@ class Chain:
     keys: list[int]
     block_size: int
     length: int
-    _hasher: _Links = field(repr=False, compare=False)
+    _hasher: Links = field(repr=False, compare=False)
     _extra: Extra = field(repr=False)
     _digest: bytes = field(repr=False)
     _tail: Sequence[int] = field(repr=False)
@@ -75,13 +80,25 @@ class Chain:
 
     def extend(self, tokens: Sequence[int]) -> Chain:
         """The chain of this prompt followed by `tokens` (same kind as the prompt's: ids, or bytes)."""
-        rest = [*self._tail, *tokens] if isinstance(tokens, list) else self._tail + tokens  # type: ignore[operator]
-        return _grow(
-            self._hasher, self.keys, self._digest, rest, self.block_size, self.length + len(tokens), self._extra
+        run = grow(self._hasher, self._digest, self._tail, tokens, self.block_size, self._extra, first=not self.keys)
+        return chain_of(
+            self.keys + run.keys, run, self.block_size, self.length + len(tokens), self._hasher, self._extra
         )
 
 
-class _Links(Protocol):
+class Run(NamedTuple):
+    """What more tokens add to a chain: keys of the blocks that they fill, the last digest, and what is left over."""
+
+    keys: list[int]
+    digest: bytes
+    tail: Sequence[int]
+
+
+class Links(Protocol):
+    """A `Hasher` or a `ByteHasher`."""
+
+    none_hash: bytes
+
     def links(
         self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None
     ) -> list[bytes]: ...
@@ -106,12 +123,14 @@ class Hasher:
 
     def chain(self, tokens: Sequence[int], block_size: int, extra: Extra = NO_EXTRA) -> Chain:
         """The chain of a prompt's token ids (each >= 0). `block_size` is the engine's hash block size, in tokens."""
-        return _grow(self, [], self.none_hash, tokens, block_size, len(tokens), extra)
+        return _whole(self, tokens, block_size, extra)
 
     def block(self, parent: bytes, tokens: Sequence[int], keys: tuple[Any, ...] | None = None) -> bytes:
-        """The digest of one block with extra keys of any kind, tagged: (("mm", identifier, offset), ...)."""
+        """The digest of one block with extra keys of any kind, tagged, as (("mm", identifier, offset), ...), or not."""
         if keys is not None:
-            keys = tuple((sys.intern(tag), *map(_fresh, values)) for tag, *values in keys)
+            keys = tuple(
+                (sys.intern(key[0]), *map(_fresh, key[1:])) if isinstance(key, tuple) else _fresh(key) for key in keys
+            )
         return self._digest(self._serialise((parent, tuple(tokens), keys)))
 
     def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
@@ -142,7 +161,7 @@ class ByteHasher:
 
     def chain(self, tokens: bytes, block_size: int, extra: Extra = NO_EXTRA) -> Chain:
         """The chain of a prompt's bytes; `block_size` in bytes."""
-        return _grow(self, [], self.none_hash, tokens, block_size, len(tokens), extra)
+        return _whole(self, tokens, block_size, extra)
 
     def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
         """Digests of the full blocks of `tokens`, all with the same extra keys."""
@@ -153,27 +172,39 @@ class ByteHasher:
         return digests
 
 
-def _grow(
-    hasher: _Links, keys: list[int], digest: bytes, rest: Sequence[int], block_size: int, length: int, extra: Extra
-) -> Chain:
+def grow(
+    hasher: Links,
+    digest: bytes,
+    tail: Sequence[int],
+    tokens: Sequence[int],
+    block_size: int,
+    extra: Extra,
+    *,
+    first: bool,
+) -> Run:
+    """Go on from a block's `digest` and the `tail` of tokens behind it. `first`: no block is full yet."""
     if block_size < 1:
         raise ValueError(f"block size must be at least 1, not {block_size}")
+    rest = tail + tokens if type(tail) is type(tokens) else [*tail, *tokens]  # type: ignore[operator]
     digests: list[bytes] = []
     done = 0
-    if not keys and len(rest) >= block_size:
+    if first and len(rest) >= block_size:
         digests = hasher.links(digest, rest[:block_size], block_size, extra.keys(first=True))
         digest, done = digests[0], block_size
     digests += hasher.links(digest, rest[done:] if done else rest, block_size, extra.keys(first=False))
     done = len(digests) * block_size
-    return Chain(
-        keys=keys + [int.from_bytes(d[-8:], "big") for d in digests],
-        block_size=block_size,
-        length=length,
-        _hasher=hasher,
-        _extra=extra,
-        _digest=digests[-1] if digests else digest,
-        _tail=rest[done:],
-    )
+    keys = [int.from_bytes(d[-8:], "big") for d in digests]
+    return Run(keys, digests[-1] if digests else digest, rest[done:])
+
+
+def chain_of(keys: list[int], run: Run, block_size: int, length: int, hasher: Links, extra: Extra) -> Chain:
+    """The chain with these keys, which ends as `run` does."""
+    return Chain(keys, block_size, length, hasher, extra, run.digest, run.tail)
+
+
+def _whole(hasher: Links, tokens: Sequence[int], block_size: int, extra: Extra) -> Chain:
+    run = grow(hasher, hasher.none_hash, tokens[:0], tokens, block_size, extra, first=True)
+    return chain_of(run.keys, run, block_size, len(tokens), hasher, extra)
 
 
 def _sha256(data: bytes) -> bytes:

@@ -36,6 +36,11 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
 
+    @property
+    def sources(self) -> str:
+        """All the text in which this model's special tokens may stand."""
+        return "\n".join([*self._templates.values(), *self._special_tokens.values()])
+
     def render(
         self,
         messages: Sequence[Any],

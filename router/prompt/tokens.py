@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 import tokenizers.processors
 
+from router.prompt import fast
 from router.prompt.chat import ChatTemplate
+from router.prompt.segments import Cutter, holds, marks_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+
+log = logging.getLogger("warmroute.prompt")
 
 
 class TokenizerError(Exception):
@@ -37,10 +44,18 @@ class Tokenizer:
         engine.no_truncation()
         engine.no_padding()
         self._engine = engine
+        self._fast: Any | None = fast.load(engine, name)
         self.name = name
         self.vocab_size: int = engine.get_vocab_size(with_added_tokens=True)
         self.chat_template = chat_template
         self.eos_token_ids = eos_token_ids
+        self.cutter = self._cutter()
+        self._bounds = self._begin_and_end()
+
+    @property
+    def fast(self) -> bool:
+        """Whether a faster engine does the work."""
+        return self._fast is not None
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -75,15 +90,66 @@ class Tokenizer:
         Raises ValueError for text that isn't Unicode (lone surrogates).
         """
         try:
-            ids: list[int] = self._engine.encode(text, add_special_tokens=add_special_tokens).ids
+            # Not `encode`, which keeps every other thread of the process waiting until it is through.
+            ids: list[int] = self._engine.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("text with lone surrogates has no tokens") from error
         return ids
+
+    def encode_pieces(self, pieces: list[str]) -> list[array[int]]:
+        """Token ids of each piece by itself, without begin and end texts. Raises ValueError as `encode` does."""
+        try:
+            if self._fast is not None:
+                try:
+                    flat, ends = self._fast.encode_batch_flat(pieces)
+                    return _parts(flat, ends)
+                except UnicodeEncodeError:
+                    raise
+                except Exception as error:  # a limit of its regular expressions, say
+                    log.debug("%s: fastokens failed (%s), the reference takes over", self.name, error)
+            encodings = self._engine.encode_batch_fast(pieces, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise ValueError("text with lone surrogates has no tokens") from error
+        return [array("I", encoding.ids) for encoding in encodings]
+
+    @property
+    def bounds(self) -> tuple[array[int], array[int]] | None:
+        """The ids that the engine puts before and after every text where special tokens are asked for; None if this
+        depends on the text."""
+        return self._bounds
+
+    def _cutter(self) -> Cutter:
+        template = self.chat_template.sources if self.chat_template is not None else ""
+        cutter = Cutter(marks_of(self._engine.to_str(), template))
+        if cutter.marks and not holds(lambda text: self.encode(text, False), cutter):
+            log.warning("%s: texts cannot be cut at special tokens, so each is tokenized whole", self.name)
+            return Cutter(())
+        return cutter
+
+    def _begin_and_end(self) -> tuple[array[int], array[int]] | None:
+        bare = self.encode("a", False)
+        whole = self.encode("a", True)
+        for begin in range(len(whole) - len(bare) + 1):
+            before, after = whole[:begin], whole[begin + len(bare) :]
+            if all(
+                self.encode(text, True) == before + self.encode(text, False) + after
+                for text in ("", "a", "b a", " x\n", "".join(self.cutter.marks[:2]), "7 é")
+            ):
+                return array("I", before), array("I", after)
+        return None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
         text: str = self._engine.decode(list(ids), skip_special_tokens=False)
         return text
+
+
+def _parts(flat: bytes, ends: bytes) -> list[array[int]]:
+    """Arrays of ids from one buffer of 32-bit ids and the 64-bit ends of its parts."""
+    ids, bounds = array("I"), array("Q")
+    ids.frombytes(flat)
+    bounds.frombytes(ends)
+    return [ids[bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1)]
 
 
 def _read_object(path: Path) -> dict[str, Any]:
