@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from router.choose.explanation import Explanation
@@ -47,8 +48,11 @@ log = logging.getLogger("warmroute.journey")
 READ_ASIDE_BYTES = 32 * 1024
 # Answers are taken to be this long where the request sets no bound.
 USUAL_ANSWER_TOKENS = 256
+# More answers than this to one prompt are an engine's to refuse; they are not to distort the books meanwhile.
+MAX_N = 128
 # Routes that generate text though their prompts are not read; of what others do, only the body's size is known.
 GENERATING = ("/responses", "/messages", "/generate")
+USUAL_PROMPT_TOKENS = 4096
 # What a prompt that could not be read is taken to weigh, in bytes of body per token.
 BODY_BYTES_PER_TOKEN = 4
 T = TypeVar("T")
@@ -101,6 +105,7 @@ class Journey:
         self._hash_seed = hash_seed
         self._show_choice = show_choice
         self._hashers: dict[tuple[bool, str], Hasher | ByteHasher] = {}
+        self._surprises: set[str] = set()
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
 
     async def serve(self, request: Request, client: Front) -> None:
@@ -119,24 +124,28 @@ class Journey:
     async def _serve(self, request: Request, client: Front) -> str:
         body = request.body
         ask = Ask()
+        reading = perf_counter()
         if request.method == b"POST":
             ask = await self._aside(len(body), lambda: read(request.path, body))
             if ask.hand_off:
                 # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
-                body = without_hand_off(body)
-        if not self._fleet.ready():
+                body = await self._aside(len(body), lambda: without_hand_off(request.body))
+        if not self._fleet.able(None):
             client.refuse(errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)"))
             return "refused"
         prompt = await self._aside(len(body), lambda: self._read(ask, request.path, len(body)))
 
+        deadline = self._clock() + self._patience.first_byte
         tried: list[str] = []
         refused_500 = False
         last = Outcome(Ending.UNREACHED)
-        while len(tried) < self._max_attempts:
+        while len(tried) < self._max_attempts and self._clock() < deadline:
             replicas = self._candidates(ask.model, tried)
             if not replicas:
                 break
             leg = self._choose(prompt, replicas)
+            if not tried:
+                self._telemetry.decision.observe(perf_counter() - reading)
             replica = leg.placement.replica
             tried.append(replica.name)
             more = len(tried) < self._max_attempts and bool(self._candidates(ask.model, tried))
@@ -144,23 +153,26 @@ class Journey:
             leg.may_retry = lambda status, more=more, again=refused_500: (  # type: ignore[misc]
                 more and status in TRY_ELSEWHERE and not (status == 500 and again)
             )
+            patience = Patience(max(0.001, deadline - self._clock()), self._patience.idle)
             try:
-                last = await Attempt(client, request, leg, self._patience).run(self._pools[replica.name], body)
+                last = await Attempt(client, request, leg, patience).run(self._pools[replica.name], body)
+            except asyncio.CancelledError:
+                self._dispatch.left(self._clock(), leg.placement)
+                raise
             finally:
                 self._dispatch.end(self._clock(), leg.placement)
             self._telemetry.attempts.labels(replica.name, last.ending.value).inc()
             if last.ending in (Ending.COMPLETE, Ending.BROKEN):
                 if last.ending is Ending.BROKEN:
-                    log.warning("%s broke off an answer: %s", replica.name, last.why)
+                    log.debug("%s broke off an answer: %s", replica.name, last.why)
                 elif last.status is not None and last.status < 300:
                     self._learn(leg)
                 else:
-                    self._dispatch.withdraw(leg.placement)
+                    self._dispatch.withdraw(self._clock(), leg.placement)
                 return str(last.ending.value)
-            self._dispatch.withdraw(leg.placement)
-            if last.ending is Ending.UNREACHED:
-                replica.shunned_until = self._clock() + SHUN_SECONDS
-                log.warning("%s could not be reached: %s", replica.name, last.why)
+            self._dispatch.withdraw(self._clock(), leg.placement)
+            if last.ending in (Ending.UNREACHED, Ending.SILENT):
+                self._shun(replica, last.why)
             refused_500 = refused_500 or last.status == 500
 
         if not tried:
@@ -170,6 +182,13 @@ class Journey:
         else:
             client.refuse(errors.unreachable(tried, last.why))
         return "refused"
+
+    def _shun(self, replica: Replica, why: str) -> None:
+        """Prefer others for a moment. One line when it begins: a replica that stays away is the probe's to tell of."""
+        now = self._clock()
+        if replica.shunned_until <= now:
+            log.warning("%s could not be reached: %s", replica.name, why)
+        replica.shunned_until = now + SHUN_SECONDS
 
     async def explain(self, path: str, body: bytes) -> Explanation:
         """What would be done with a request that came now. Nothing is sent, booked or remembered."""
@@ -210,7 +229,7 @@ class Journey:
         is the judge of bodies."""
         prompt = Prompt(ask)
         if ask.kind != "other" or path.endswith(GENERATING):
-            prompt.answer_tokens = min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * ask.n
+            prompt.answer_tokens = min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * min(ask.n, MAX_N)
         if ask.kind == "other":
             return self._unread(prompt, body_bytes, "its route has no prompt")
         replicas = self._fleet.able(ask.model)
@@ -219,19 +238,35 @@ class Journey:
         prompt.reader = self._readers[self._base(replicas[0], ask.model)]
         try:
             prompt.prompts = prompt.reader.tokenize(ask)
+            per_token = prompt.reader.units_per_token
+            prompt.tokens = [len(each) // per_token for each in prompt.prompts]
+            for replica in replicas:
+                self._chains(prompt, replica)
         except PromptError:
             return self._unread(prompt, body_bytes, "its prompt cannot be read")
-        per_token = prompt.reader.units_per_token
-        prompt.tokens = [len(each) // per_token for each in prompt.prompts]
-        for replica in replicas:
-            self._chains(prompt, replica)
+        except Exception as error:
+            # Whatever a client managed to break here, its request still goes through.
+            if (kind := type(error).__name__) not in self._surprises:
+                self._surprises.add(kind)
+                log.exception("a prompt could not be read; the next ones that fail like this are only counted")
+            return self._unread(prompt, body_bytes, "reading its prompt failed")
         return prompt
 
     def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> Prompt:
         prompt.unread = why
         prompt.prompts = []
-        prompt.tokens = [body_bytes // BODY_BYTES_PER_TOKEN]
+        prompt.tokens = [min(body_bytes // BODY_BYTES_PER_TOKEN, self._longest(prompt.ask.model))]
         return prompt
+
+    def _longest(self, model: str | None) -> int:
+        """The longest prompt that a model takes, in tokens: images and uploads are not as long as their bodies."""
+        lengths = [
+            card.max_model_len
+            for replica in self._fleet.able(model)
+            for card in replica.models.values()
+            if card.max_model_len is not None and (model is None or model == card.id)
+        ]
+        return max(lengths, default=USUAL_PROMPT_TOKENS)
 
     def _chains(self, prompt: Prompt, replica: Replica) -> list[Chain]:
         """The prompts' blocks as this replica hashes them; computed once for each way of hashing."""
@@ -287,11 +322,11 @@ class Journey:
             prompt.tokens,
             answer_tokens=prompt.answer_tokens,
             visible=ask.stream,
+            sequences=max(1, len(prompt.prompts)) * min(ask.n, MAX_N),
         )
         name = placement.replica.name
         if prompt.unread is not None:
             self._telemetry.unread.labels(prompt.unread).inc()
-        self._telemetry.decision.observe(self._clock() - now)
         self._telemetry.prompt_tokens.labels(name).inc(sum(prompt.tokens))
         self._telemetry.predicted_tokens.labels(name).inc(placement.decision.candidate.hit)
         self._feedback.placed(name, placement.decision.candidate.hit)
@@ -365,15 +400,17 @@ class Leg:
         self._show_choice = show_choice
         self._watch: Watch | None = None
         self._streamed = False
+        self._clock = asyncio.get_running_loop().time
 
     def retries(self, status: int) -> bool:
         return self.may_retry(status)
 
     def answering(self, head: Head) -> Headers:
         kind = (head.header(b"content-type") or b"").lower()
+        stream = kind.startswith(b"text/event-stream")
+        self._streamed = stream and head.status == 200
         if head.status == 200 and self.prompt.ask.kind != "other" and head.header(b"content-encoding") is None:
-            if kind.startswith(b"text/event-stream"):
-                self._streamed = True
+            if stream:
                 self._watch = EventWatch()
             elif kind.startswith(b"application/json"):
                 self._watch = JsonWatch()
@@ -385,7 +422,8 @@ class Leg:
         ]
 
     def feed(self, piece: bytes) -> None:
-        if self._streamed:
+        self.placement.replica.heard_at = self._clock()
+        if self._streamed and not piece.startswith(b":"):  # a comment only keeps the connection alive
             self._streamed = False
             self._first_token(self)
         if self._watch is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from router.choose.cost import Candidate
 from router.choose.policies import Decision, Policy, decide
+from router.fleet.ledger import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,11 +66,13 @@ class Dispatch:
         *,
         answer_tokens: int,
         visible: bool,
+        sequences: int = 1,
     ) -> Placement:
         """Choose among `replicas` (at least one) for prompts of `tokens`, and book it in the same breath.
 
         `chains` gives the prompts' blocks as a replica hashes them, none for a prompt that could not be read.
         `answer_tokens`: what is expected to be generated. `visible`: the first token will be seen.
+        `sequences`: how many the request is to an engine, one for each prompt and answer.
         """
         decision = self._decide(self._policy, now, replicas, chains, tokens)
         replica = next(replica for replica in replicas if replica.name == decision.candidate.name)
@@ -79,6 +82,7 @@ class Dispatch:
             prefill_ms=prefill_ms,
             work=prefill_ms / self._rates.token_ms + answer_tokens * DECODE_WEIGHT,
             visible=visible,
+            sequences=sequences,
         )
         chosen = chains(replica)
         for chain in chosen:
@@ -112,7 +116,8 @@ class Dispatch:
         for chain in chains:
             match = self._index.match(replica.name, chain.keys)
             usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
-            cached.append(usable * replica.block_size)
+            tokens_held = usable * replica.block_size
+            cached.append(tokens_held - tokens_held % replica.alignment)
             continues = continues or match.continues
         running, waiting = replica.strangers(now)
         load = replica.load
@@ -151,8 +156,16 @@ class Dispatch:
             for chain in chains:
                 self._index.record(placement.replica.name, chain.keys, ended=True)
 
-    def withdraw(self, placement: Placement) -> None:
+    def left(self, now: float, placement: Placement) -> None:
+        """The client left. Before its prefill's turn was over, the engine has not computed the prompt and never will."""
+        price, booking = placement.decision.price, placement.booking
+        due = placement.chosen_at + (price.waiting_ms + price.prefill_ms) / 1000
+        if booking.stage is Stage.PREFILL and now < due:
+            self.withdraw(now, placement)
+
+    def withdraw(self, now: float, placement: Placement) -> None:
         """The prompt was not computed there after all."""
+        placement.booking.take_back(now)
         if placement.epoch == placement.replica.epoch:
             # An unread prompt has a hit (of none) but no chain.
             for chain, cached in zip(placement.chains, placement.decision.candidate.cached, strict=False):

@@ -37,7 +37,9 @@ class Fleet:
         """Ready replicas for a model. One that no replica ever named goes to any: the engine says what it lacks."""
         if model is not None and not any(model in replica.models for replica in self):
             model = None
-        return [replica for replica in self.ready() if replica.serves(model)]
+        able = [replica for replica in self.ready() if replica.serves(model)]
+        # A replica whose probes time out may only be busy. It is better than no answer at all.
+        return able or [replica for replica in self if replica.state is State.SILENT and replica.serves(model)]
 
     def missing(self) -> list[str]:
         """Why there is no ready replica, a line for each; empty where there is one."""

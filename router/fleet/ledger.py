@@ -31,24 +31,32 @@ class Booking:
     prefill_ms: float
     visible: bool
     """The first token will be seen (a stream). Otherwise prefill is presumed done after `prefill_ms` at its turn."""
+    work: float = 0.0
+    sequences: int = 1
+    """What it is to the engine: one for each prompt and answer."""
     stage: Stage = Stage.PREFILL
 
     def first_token(self, now: float) -> None:
         if self.stage is Stage.PREFILL:
             self.load.leave_prefill(self, now)
             self.stage = Stage.DECODE
-            self.load.decoding += 1
+            self.load.decoding += self.sequences
 
     def close(self, now: float) -> None:
         """The request is over. Safe to call twice; counts once."""
         if self.stage is Stage.PREFILL:
             self.load.leave_prefill(self, now)
         elif self.stage is Stage.DECODE:
-            self.load.decoding -= 1
+            self.load.decoding -= self.sequences
         else:
             return
         self.stage = Stage.CLOSED
-        self.load.in_flight -= 1
+        self.load.in_flight -= self.sequences
+
+    def take_back(self, now: float) -> None:
+        """The work was never done here."""
+        self.load.take_back(self.work, now)
+        self.work = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -64,16 +72,16 @@ class Load:
     _routed: float = 0.0
     _routed_at: float = 0.0
 
-    def book(self, now: float, *, prefill_ms: float, work: float, visible: bool) -> Booking:
+    def book(self, now: float, *, prefill_ms: float, work: float, visible: bool, sequences: int = 1) -> Booking:
         """Take a request on. `work`: all it will be for the replica, in prefilled tokens' worth (a rate would change
         with what is learned, and old work would weigh more than new)."""
-        booking = Booking(self, prefill_ms, visible)
+        booking = Booking(self, prefill_ms, visible, work, sequences)
         if not self._queue:
             self._head_since = now
             self._queued_ms = 0.0
         self._queue[booking] = None
         self._queued_ms += prefill_ms
-        self.in_flight += 1
+        self.in_flight += sequences
         self._routed = self.routed(now) + work
         self._routed_at = now
         return booking
@@ -94,6 +102,11 @@ class Load:
     def routed(self, now: float) -> float:
         """Work routed here, in prefilled tokens' worth, decayed over `ROUTED_WINDOW_SECONDS`."""
         return self._routed * math.exp(-(now - self._routed_at) / ROUTED_WINDOW_SECONDS)
+
+    def take_back(self, work: float, now: float) -> None:
+        """Work that was routed here and went elsewhere."""
+        self._routed = max(0.0, self.routed(now) - work)
+        self._routed_at = now
 
     def leave_prefill(self, booking: Booking, now: float) -> None:
         first = next(iter(self._queue)) is booking

@@ -21,8 +21,10 @@ log = logging.getLogger("warmroute.fleet")
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 # Models change when adapters are loaded; asking each second would be a waste.
 MODELS_EVERY = 10
-# One failed question is a hiccup; a replica that still answers requests is not lost by it.
+# One failed question is a hiccup, and a server busy tokenizing may miss several: so many in a row, with no byte of any
+# answer for so long, and it is silent.
 FAILURES_TO_LOSE = 3
+SILENCE_SECONDS = 10.0
 
 
 class Probe:
@@ -62,8 +64,11 @@ class Probe:
     async def once(self) -> None:
         """One round of questions. Never raises for what a replica does."""
         replica = self._replica
+        refused = replica.state is State.LOST
         try:
             await self._scrape()
+            if refused and replica.state is State.LOST and replica.metrics.started is None:
+                self._begin_anew()  # nothing tells whether it is the same process; it went away, so it is not
             if replica.state is not State.READY or self._rounds % MODELS_EVERY == 0:
                 replica.models = await self._models()
             self._rounds += 1
@@ -71,27 +76,41 @@ class Probe:
             if replica.state is not State.READY:
                 said = await self._ready(replica)
                 was, replica.state, replica.why = replica.state, State.READY, ""
-                log.info("%s is ready%s: %s", replica.name, " again" if was is State.LOST else "", said)
+                log.info("%s is ready%s: %s", replica.name, "" if was is State.UNSEEN else " again", said)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._failures += 1
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         replica = self._replica
-        refused = isinstance(error, aiohttp.ClientConnectorError)
         if isinstance(error, TimeoutError):
             why = "no answer in time"
         elif isinstance(error, aiohttp.ClientConnectorError):
             why = (error.os_error.strerror or str(error.os_error)).lower()
         else:
             why = str(error) or type(error).__name__
-        if replica.state is State.READY and (refused or self._failures >= FAILURES_TO_LOSE):
+        if replica.state is State.READY:
+            replica.scraped_at = None
+            state = self._judge(error)
+            if state is not State.READY:
+                replica.state = state
+                log.warning("%s is %s: %s", replica.name, state.value, why)
+        elif replica.state is State.SILENT and isinstance(error, aiohttp.ClientConnectorError):
             replica.state = State.LOST
-            replica.metrics = Metrics(cache=replica.metrics.cache, started=replica.metrics.started)
-            log.warning("%s is lost: %s", replica.name, why)
         elif replica.state is State.UNSEEN and why != replica.why:
             log.info("%s is not ready yet: %s", replica.name, why)
         replica.why = why
+
+    def _judge(self, error: Exception) -> State:
+        """What a failed question makes of a replica that was ready."""
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return State.LOST
+        if self._failures < FAILURES_TO_LOSE:
+            return State.READY
+        if not isinstance(error, TimeoutError):
+            return State.LOST
+        quiet = asyncio.get_running_loop().time() - self._replica.heard_at
+        return State.SILENT if quiet >= SILENCE_SECONDS else State.READY
 
     async def _scrape(self) -> None:
         """Read /metrics. Its absence is no failure: engines without it are routed with defaults."""
@@ -103,13 +122,18 @@ class Probe:
         metrics = read_metrics(page.decode("utf-8", "replace"))
         before = replica.metrics
         replica.scraped(metrics, asyncio.get_running_loop().time())
-        if before.started is not None and metrics.started is not None and metrics.started != before.started:
-            replica.restarted()
-            replica.state = State.UNSEEN  # another process may serve other models
-            self._restarted(replica)
-            log.warning("%s was restarted: its cache is taken to be empty", replica.name)
+        replica.heard_at = asyncio.get_running_loop().time()
+        if _another_process(before, metrics):
+            self._begin_anew()
         if before.cache != metrics.cache:
             self._sized(replica)
+
+    def _begin_anew(self) -> None:
+        replica = self._replica
+        replica.restarted()
+        replica.state = State.UNSEEN  # another process may serve other models
+        self._restarted(replica)
+        log.warning("%s was restarted: its cache is taken to be empty", replica.name)
 
     async def _models(self) -> dict[str, Card]:
         status, page = await self._get("/v1/models")
@@ -127,6 +151,14 @@ class Probe:
             while len(page) < MAX_PAGE_BYTES and (more := await response.content.read(MAX_PAGE_BYTES - len(page))):
                 page += more
             return response.status, page
+
+
+def _another_process(before: Metrics, now: Metrics) -> bool:
+    """Whether a replica was restarted between two readings. Its start time says so; where that is missing (Prometheus'
+    multiprocess mode), counters that fell do."""
+    if before.started is not None and now.started is not None:
+        return before.started != now.started
+    return before.queries is not None and now.queries is not None and now.queries < before.queries
 
 
 def read_models(page: bytes) -> dict[str, Card]:

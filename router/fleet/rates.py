@@ -30,14 +30,13 @@ class Rates:
     tokens_per_second: float
     _log_ms: float = 0.0
     _slowness: dict[str, float] = field(default_factory=dict)  # log of observed over predicted
+    _typical: float = 0.0
+    token_ms: float = 0.0
+    """`a`: one uncached token at the start of a prompt, ms."""
 
     def __post_init__(self) -> None:
         self._log_ms = math.log(1000 / self.tokens_per_second)
-
-    @property
-    def token_ms(self) -> float:
-        """`a`: one uncached token at the start of a prompt, ms."""
-        return math.exp(self._log_ms)
+        self.token_ms = math.exp(self._log_ms)
 
     def prefill_ms(self, tokens: int, cached: int) -> float:
         """Time to prefill a prompt of `tokens` of which `cached` lead it in the cache."""
@@ -49,20 +48,28 @@ class Rates:
         if own is None:
             return 1.0
         low, high = SLOWNESS_BOUNDS
-        return min(high, max(low, math.exp(own - statistics.median(self._slowness.values()))))
+        return min(high, max(low, math.exp(own - self._typical)))
 
     def observe(self, replica: str, *, tokens: int, cached: int, queued_ms: float, ttft_ms: float) -> None:
-        """A first token came `ttft_ms` after the request was sent to a replica that had `queued_ms` before it."""
+        """A first token came `ttft_ms` after the request was sent to a replica that had `queued_ms` before it.
+
+        Only what met no queue tells a rate.
+        """
         uncached = tokens - cached
-        if uncached < MIN_SAMPLE_TOKENS or ttft_ms <= 0:
-            return
-        predicted = queued_ms + self.prefill_ms(tokens, cached) * self.slowness(replica)
-        error = math.log(ttft_ms / predicted)
-        self._slowness[replica] = self._slowness.get(replica, 0.0) * (1 - SLOWNESS_GAIN) + error * SLOWNESS_GAIN
-        if queued_ms == 0:
-            seen = math.log(MARGIN * ttft_ms / uncached / (1 + (tokens + cached) / 2 / ATTENTION_EVEN_TOKENS))
-            gain = GAIN_SLOWER if seen > self._log_ms else GAIN_FASTER
-            self._log_ms += gain * (seen - self._log_ms)
+        if uncached < MIN_SAMPLE_TOKENS or ttft_ms <= 0 or queued_ms > 0:
+            return  # behind a queue it is the queue's length that is measured
+        error = math.log(ttft_ms / self.prefill_ms(tokens, cached))
+        before = self._slowness.get(replica)
+        if before is None:
+            # A newcomer is taken to be like the others until it shows otherwise.
+            before = statistics.median(self._slowness.values()) if self._slowness else error
+        self._slowness[replica] = before + SLOWNESS_GAIN * (error - before)
+        self._typical = statistics.median(self._slowness.values())
+        seen = math.log(MARGIN * ttft_ms / uncached / (1 + (tokens + cached) / 2 / ATTENTION_EVEN_TOKENS))
+        gain = GAIN_SLOWER if seen > self._log_ms else GAIN_FASTER
+        self._log_ms += gain * (seen - self._log_ms)
+        self.token_ms = math.exp(self._log_ms)
 
     def forget(self, replica: str) -> None:
         self._slowness.pop(replica, None)
+        self._typical = statistics.median(self._slowness.values()) if self._slowness else 0.0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from router.fleet.ledger import Load
 from router.fleet.scrape import CacheConfig, Metrics
+from router.prompt.blocks import ALGORITHMS
 
 if TYPE_CHECKING:
     from router.config import Address
@@ -26,6 +27,7 @@ class State(Enum):
     UNSEEN = "not reached yet"
     READY = "ready"
     LOST = "lost"
+    SILENT = "silent"  # it takes connections and says nothing: used only where there is nothing better
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Replica:
     load: Load = field(default_factory=Load)
     epoch: int = 0
     shunned_until: float = 0.0
+    heard_at: float = 0.0
+    """When a byte last came from it, of an answer or a probe: who is heard is not lost, however late its probes are."""
     _strangers: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
     """The last two readings of what others have there: running, waiting."""
 
@@ -67,7 +71,14 @@ class Replica:
 
     @property
     def algorithm(self) -> str:
-        return self.cache.algorithm or DEFAULT_ALGORITHM
+        """How its blocks are hashed. One that we cannot compute gets another's keys: they still tell prompts apart."""
+        told = self.cache.algorithm
+        return told if told in ALGORITHMS else DEFAULT_ALGORITHM
+
+    @property
+    def alignment(self) -> int:
+        """Its hits end at multiples of so many tokens."""
+        return self.cache.alignment or self.block_size
 
     def serves(self, model: str | None) -> bool:
         return model is None or model in self.models

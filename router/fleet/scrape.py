@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The labels of `vllm:cache_config_info`. Sizes in tokens and blocks; None where the engine does not say."""
+    """The labels of `vllm:cache_config_info`. Sizes in tokens and blocks; None where the engine does not say.
+
+    `block_size` is that of hashed blocks. A hybrid model's pool is counted in larger blocks, of `pool_block_size`
+    tokens, and its hits end at multiples of `alignment` tokens. `num_gpu_blocks` sums over data-parallel engines.
+    """
 
     block_size: int | None = None
     num_gpu_blocks: int | None = None
     algorithm: str | None = None
     prefix_caching: bool = True
+    pool_block_size: int | None = None
+    alignment: int | None = None
+
+    @property
+    def capacity(self) -> int | None:
+        """Hashed blocks that the pool holds; one of each engine's blocks is its null block."""
+        if self.num_gpu_blocks is None:
+            return None
+        pool, hashed = self.pool_block_size, self.block_size
+        scale = pool // hashed if pool and hashed and pool > hashed else 1
+        return max(1, (self.num_gpu_blocks - 1) * scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +68,8 @@ def read_metrics(text: str) -> Metrics:
         if not line.startswith(("vllm:", "process_start")):
             continue
         name = line.partition("{")[0].partition(" ")[0]
-        if name == _CACHE and cache is None:
-            cache = _cache_config(line)
+        if name == _CACHE:
+            cache = _joined(cache, _cache_config(line))
             continue
         summed, peak = _SUMS.get(name), _PEAKS.get(name)
         if summed is None and peak is None:
@@ -81,13 +96,24 @@ def read_metrics(text: str) -> Metrics:
 def _cache_config(line: str) -> CacheConfig:
     labels = dict(_LABEL.findall(line))
     # Hybrid models hash by their own unit; "None" there means that it is the block size.
-    size = _number(labels.get("hash_block_size")) or _number(labels.get("block_size"))
+    pool, hashed = _number(labels.get("block_size")), _number(labels.get("hash_block_size"))
     return CacheConfig(
-        block_size=size,
+        block_size=hashed or pool,
         num_gpu_blocks=_number(labels.get("num_gpu_blocks")),
         algorithm=labels.get("prefix_caching_hash_algo"),
         prefix_caching=labels.get("enable_prefix_caching", "True") != "False",
+        pool_block_size=pool,
+        alignment=_number(labels.get("cache_hit_alignment_tokens")),
     )
+
+
+def _joined(one: CacheConfig | None, other: CacheConfig) -> CacheConfig:
+    """Data-parallel engines are alike, and each has a pool of its own."""
+    if one is None:
+        return other
+    if one.num_gpu_blocks is None or other.num_gpu_blocks is None:
+        return one
+    return replace(one, num_gpu_blocks=one.num_gpu_blocks + other.num_gpu_blocks)
 
 
 def _number(text: str | None) -> int | None:

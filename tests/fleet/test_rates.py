@@ -43,11 +43,21 @@ def test_small_prefills_and_queues_say_nothing_of_the_rate() -> None:
 
 def test_a_slow_replica_is_told_from_a_slow_fleet() -> None:
     rates = Rates(8000)
-    for _ in range(200):
-        for replica, ttft in (("a", 125.0), ("b", 125.0), ("c", 375.0)):
-            rates.observe(replica, tokens=1000, cached=0, queued_ms=1e-9, ttft_ms=ttft)
-    assert rates.slowness("a") == pytest.approx(1.0, abs=0.01)
-    assert 1.5 < rates.slowness("c") <= 3.0
+    for _ in range(400):
+        for replica, ttft in (("a", 125.0), ("b", 125.0), ("c", 312.5)):
+            rates.observe(replica, tokens=1000, cached=0, queued_ms=0.0, ttft_ms=ttft)
+    assert rates.slowness("a") == pytest.approx(1.0, abs=0.02)
+    assert rates.slowness("c") == pytest.approx(2.5, rel=0.05)
     assert rates.slowness("never seen") == 1.0
+    rates.observe("new", tokens=1000, cached=0, queued_ms=0.0, ttft_ms=125.0)
+    assert rates.slowness("new") == pytest.approx(1.0, abs=0.02)
     rates.forget("c")
     assert rates.slowness("c") == 1.0
+
+
+def test_slowness_is_bounded() -> None:
+    rates = Rates(8000)
+    for _ in range(600):
+        for replica, ttft in (("a", 125.0), ("b", 125.0), ("c", 12500.0), ("d", 1.25)):
+            rates.observe(replica, tokens=1000, cached=0, queued_ms=0.0, ttft_ms=ttft)
+    assert (rates.slowness("c"), rates.slowness("d")) == (3.0, 0.4)

@@ -42,13 +42,21 @@ vllm:num_requests_running_by_reason{engine="0"} 99
     assert read_metrics("") == Metrics()
 
 
-def test_hybrid_models_and_caching_off() -> None:
+def test_hybrid_models_ranks_and_caching_off() -> None:
     line = (
-        'vllm:cache_config_info{block_size="528",hash_block_size="16",num_gpu_blocks="10",enable_prefix_caching="False",'
-        'prefix_caching_hash_algo="xxhash"} 1.0'
+        'vllm:cache_config_info{engine="%s",block_size="528",hash_block_size="16",num_gpu_blocks="11",'
+        'cache_hit_alignment_tokens="528",enable_prefix_caching="False",prefix_caching_hash_algo="xxhash"} 1.0'
     )
-    assert read_metrics(line).cache == CacheConfig(16, 10, "xxhash", False)
+    cache = read_metrics(line % "0").cache
+    assert cache == CacheConfig(16, 11, "xxhash", False, 528, 528)
+    assert cache.capacity == 10 * 33
+    both = read_metrics("\n".join(line % rank for rank in "01")).cache
+    assert both is not None
+    assert both.num_gpu_blocks == 22
     assert read_metrics("vllm:cache_config_info{} 1.0").cache == CacheConfig()
+    assert CacheConfig().capacity is None
+    assert CacheConfig(16, 1).capacity == 1
+    assert CacheConfig(16, 100).capacity == 99
 
 
 @pytest.mark.parametrize("page", [b"", b"[]", b"{}", b'{"data":{}}', b'{"data":[]}', b'{"data":[{"id":1}]}', b"<html>"])
