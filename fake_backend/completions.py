@@ -36,6 +36,16 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def token_ids(replica: Replica, prompt: str | list[int], *, special: bool) -> list[int]:
+    """A prompt's ids, whichever way it was given. Raises ApiError 400 for text that is no Unicode."""
+    if not isinstance(prompt, str):
+        return list(prompt)
+    try:
+        return replica.tokenizer.encode(prompt, special)
+    except ValueError as error:
+        raise errors.ApiError(400, errors.without_surrogates(str(error))) from error
+
+
 def make_jobs(replica: Replica, exchange: Exchange, fields: Fields) -> list[Job]:
     """One job per prompt; all that can be wrong with the request is found out here. Raises ApiError."""
     fields.text("model")
@@ -50,13 +60,7 @@ def make_jobs(replica: Replica, exchange: Exchange, fields: Fields) -> list[Job]
     signal = Signal()
     jobs: list[Job] = []
     for place, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            try:
-                ids = replica.tokenizer.encode(prompt, special)
-            except ValueError as error:
-                raise errors.ApiError(400, errors.without_surrogates(str(error))) from error
-        else:
-            ids = list(prompt)
+        ids = token_ids(replica, prompt, special=special)
         replica.check_prompt(ids, text=isinstance(prompt, str))
         wanted = sampling.wish(fields, replica, ids, asked, tuple(ids))
         if wanted.given is not None and len(wanted.given) > 1:

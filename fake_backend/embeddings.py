@@ -8,9 +8,8 @@ from random import Random
 
 import xxhash
 
-from fake_backend import errors, sse, usage
+from fake_backend import completions, errors, sse, usage
 from fake_backend.answers import Wish
-from fake_backend.completions import read_prompts
 from fake_backend.errors import JSON_HEADERS, compact
 from fake_backend.replica import Job, Replica
 from fake_backend.runtime import Signal
@@ -18,6 +17,7 @@ from fake_backend.validate import Fields, invalid, read_body
 from fake_backend.wire import Exchange
 
 DIMENSIONS = 64
+MOST_DIMENSIONS = 8192
 
 
 def vector(ids: list[int], dimensions: int) -> list[float]:
@@ -35,16 +35,19 @@ async def handle(replica: Replica, exchange: Exchange) -> None:
     form = fields.text("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise invalid("literal_error", "body.encoding_format", "Input should be 'float' or 'base64'", form)
-    dimensions = fields.integer("dimensions") or DIMENSIONS
+    dimensions = (
+        DIMENSIONS if fields.integer("dimensions") is None else fields.bounded("dimensions", 1, MOST_DIMENSIONS)
+    )
+    assert dimensions is not None
     lora = replica.adapter(fields.text("model"))
     if value in ("", []):
         raise errors.ApiError(400, "input must be non-empty. (parameter=input)", param="input")
-    prompts = read_prompts(value)
+    prompts = completions.read_prompts(value)
     identity = f"embd-{exchange.request.headers.get('x-request-id') or secrets.token_hex(8)}"
     signal = Signal()
     jobs: list[Job] = []
     for place, prompt in enumerate(prompts):
-        ids = replica.tokenizer.encode(prompt, True) if isinstance(prompt, str) else list(prompt)
+        ids = completions.token_ids(replica, prompt, special=True)
         replica.check_prompt(ids, text=isinstance(prompt, str))
         # A pooled prompt is one step's output without a token of its own; the engine sees it as a one-token answer.
         jobs.append(Job(f"{identity}-{place}", ids, Wish(max_tokens=1, ignore_eos=True), lora=lora, signal=signal))

@@ -141,10 +141,11 @@ async def handle(replica: Replica, exchange: Exchange) -> None:
     job = chat.make_job(replica, exchange, Fields(as_chat(fields)))
     model = fields.text("model") or replica.settings.served_names[0]
     shape = _Shape(fields, job, model, job.wish.max_tokens)
+    begun = shape.object(None)  # also finds what is wrong with the fields that are only shown
     (ticket,) = replica.submit(job)
     try:
         if fields.flag("stream"):
-            await _stream(replica, exchange, job, shape)
+            await _stream(replica, exchange, job, shape, begun)
             return
         await sse.all_done(job.tickets, job.signal)
         if ticket.request.finish_reason == "error":
@@ -167,18 +168,15 @@ class _Events:
         return b"event: " + kind.encode() + b"\ndata: " + compact(ordered) + b"\n\n"
 
 
-async def _stream(replica: Replica, exchange: Exchange, job: Job, shape: _Shape) -> None:
+async def _stream(replica: Replica, exchange: Exchange, job: Job, shape: _Shape, first: Body) -> None:
     (ticket,) = job.tickets
     event = _Events()
     place: Body = {"content_index": 0, "item_id": shape.item, "output_index": 0}
     exchange.open(200, sse.STREAM_HEADERS)
-    exchange.send(
-        event("response.created", {"response": shape.object(None)})
-        + event("response.in_progress", {"response": shape.object(None)})
-    )
+    exchange.send(event("response.created", {"response": first}) + event("response.in_progress", {"response": first}))
     begun = False
     answer = ticket.answer
-    async for _index, first, so_far in sse.Progress(job.tickets, job.signal).steps(exchange):
+    async for _index, told, so_far in sse.Progress(job.tickets, job.signal).steps(exchange):
         if ticket.request.finish_reason == "error":
             exchange.send(sse.failure(replica.failure()))
             exchange.end()
@@ -188,7 +186,7 @@ async def _stream(replica: Replica, exchange: Exchange, job: Job, shape: _Shape)
             begun = True
             parts.append(event("response.output_item.added", {"item": shape.message(None), "output_index": 0}))
             parts.append(event("response.content_part.added", place | {"part": shape.part("", [])}))
-        text = answer.text[answer.ends[first - 1] if first else 0 : answer.ends[so_far - 1]] if so_far else ""
+        text = answer.text[answer.ends[told - 1] if told else 0 : answer.ends[so_far - 1]] if so_far else ""
         if text:
             parts.append(event("response.output_text.delta", place | {"delta": text, "logprobs": []}))
         exchange.send(b"".join(parts))

@@ -11,6 +11,8 @@ from fake_backend.validate import Fields
 from fake_backend.wire import Request
 
 MAX_SALT = 128
+MAX_ANSWERS = 16384
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,28 @@ def check_sampling(fields: Fields) -> None:
     top_k = fields.integer("top_k")
     if top_k is not None and top_k < -1:
         raise errors.ApiError(400, f"top_k must be 0 (disable), or at least 1, got {top_k}.")
+    # Chat's `logprobs` is a flag, completions' a number; `top_logprobs` is chat's.
+    logprobs = fields.body.get("logprobs")
+    for wanted in (fields.integer("top_logprobs"), None if isinstance(logprobs, bool) else fields.integer("logprobs")):
+        if wanted is not None and wanted < -1:
+            raise errors.bad_value("logprobs", f"logprobs must be non-negative or -1, got {wanted}.", wanted)
+        if wanted is not None and wanted > MAX_LOGPROBS:
+            message = f"Requested sample logprobs of {wanted}, which is greater than max allowed: {MAX_LOGPROBS}"
+            raise errors.bad_value("logprobs", message, wanted)
     n = fields.integer("n")
     if n is not None and n < 1:
         raise errors.ApiError(400, f"n must be at least 1, got {n}.")
+    if n is not None and n > MAX_ANSWERS:
+        raise errors.ApiError(
+            400,
+            f"n must be at most {MAX_ANSWERS}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
+            "environment variable.",
+        )
     if n is not None and n > 1 and temperature == 0:
         raise errors.ApiError(400, f"n must be 1 when using greedy sampling, got {n}.")
 
 
-def given_answers(fields: Fields) -> tuple[tuple[int, ...], ...] | None:
+def given_answers(fields: Fields, vocabulary: int) -> tuple[tuple[int, ...], ...] | None:
     """``vllm_xargs.fake_answer_token_ids``: what the model is to say, as ids, or as a list of ids for each answer.
 
     A real replica takes any vllm_xargs and ignores what it doesn't know.
@@ -90,9 +106,11 @@ def given_answers(fields: Fields) -> tuple[tuple[int, ...], ...] | None:
     given = (fields.mapping("vllm_xargs") or {}).get("fake_answer_token_ids")
     if not isinstance(given, list) or not given:
         return None
-    if all(isinstance(item, list) and item for item in given):
-        return tuple(tuple(item) for item in given)
-    return (tuple(given),)
+    answers = given if all(isinstance(item, list) and item for item in given) else [given]
+    for answer in answers:
+        if not all(isinstance(token, int) and 0 <= token < vocabulary for token in answer):
+            raise errors.ApiError(400, "fake_answer_token_ids must be ids of the vocabulary, or lists of them")
+    return tuple(tuple(answer) for answer in answers)
 
 
 def wish(
@@ -117,7 +135,7 @@ def wish(
         stop_token_ids=tuple(fields.array("stop_token_ids") or ()),
         include_stop=fields.flag("include_stop_str_in_output"),
         seed=fields.integer("seed"),
-        given=given_answers(fields),
+        given=given_answers(fields, replica.tokenizer.vocab_size),
         echo=echo,
     )
 
@@ -133,6 +151,14 @@ def _salt_fault(salt: str) -> str:
     return ""
 
 
+def _number(request: Request, header: str) -> int | None:
+    """A header that is a number; any other value is ignored."""
+    try:
+        return int(request.headers.get(header, ""))
+    except ValueError:
+        return None
+
+
 def job(identity: str, fields: Fields, request: Request, replica: Replica, prompt_ids: list[int], wanted: Wish) -> Job:
     """A job for one prompt, with what headers and body say of it. Raises ApiError."""
     salt = fields.text("cache_salt")
@@ -140,13 +166,11 @@ def job(identity: str, fields: Fields, request: Request, replica: Replica, promp
         raise errors.ApiError(
             400, f"Parameter 'cache_salt' {_salt_fault(salt)} (parameter=cache_salt)", param="cache_salt"
         )
-    rank = request.headers.get("x-data-parallel-rank", "")
-    rank_asked = int(rank) if rank.lstrip("-").isdigit() else None
-    replica.check_rank(rank_asked)
-    header_priority = request.headers.get("x-vllm-priority", "")
-    priority = fields.integer("priority") or 0
-    if header_priority.lstrip("-").isdigit():
-        priority = int(header_priority)
+    rank = _number(request, "x-data-parallel-rank")
+    replica.check_rank(rank)
+    priority = _number(request, "x-vllm-priority")
+    if priority is None:
+        priority = fields.integer("priority") or 0
     transfer = fields.mapping("kv_transfer_params")
     return Job(
         identity,
@@ -158,6 +182,6 @@ def job(identity: str, fields: Fields, request: Request, replica: Replica, promp
         reads_cache=fields.integer("prompt_logprobs") is None,
         n=fields.integer("n") or 1,
         session_id=fields.text("session_id") or request.headers.get("x-session-id"),
-        rank=rank_asked,
+        rank=rank,
         transfer=transfer,
     )
