@@ -27,7 +27,8 @@ FIELDS = {
     "/v1/chat/completions": (
         "model", "messages", "max_tokens", "max_completion_tokens", "n", "stop", "stream", "stream_options",
         "temperature", "top_p", "seed", "logprobs", "top_logprobs", "tools", "tool_choice", "cache_salt", "priority",
-        "min_tokens", "ignore_eos", "stop_token_ids", "return_token_ids", "chat_template", "chat_template_kwargs", "prompt_token_ids",
+        "min_tokens", "ignore_eos", "stop_token_ids", "return_token_ids", "chat_template",
+        "chat_template_kwargs", "prompt_token_ids",
         "add_generation_prompt", "continue_final_message", "kv_transfer_params", "vllm_xargs", "documents", "user",
         "reasoning_effort", "response_format", "logit_bias", "session_id", "request_id", "include_stop_str_in_output",
     ),
