@@ -69,6 +69,9 @@ class Router:
         self.telemetry.gauges(self._gauges)
         self.address = ("", 0)
         self.admin_address: tuple[str, int] | None = None
+        self.leaving = False
+        self.terminated = False
+        """A supervisor ends us: load balancers are given the grace to look elsewhere."""
         self._stack = AsyncExitStack()
         self._pools: dict[str, Pool] = {}
         self._probes: list[Probe] = []
@@ -189,10 +192,8 @@ class Router:
         self.feedback.forget(replica.name)
 
     def _sized(self, replica: Replica) -> None:
-        blocks = replica.cache.num_gpu_blocks
         choice = self.settings.choice
-        # One block of the pool is the engine's null block.
-        pool = choice.default_pool_blocks if blocks is None else blocks - 1
+        pool = replica.cache.capacity or choice.default_pool_blocks
         # What predictions proved too high for is not there for us, whatever the engine says.
         pool = int(pool * self.feedback.of(replica.name).pool_share)
         self.index.size(replica.name, min(max(1, pool), choice.max_pool_blocks))
@@ -213,7 +214,7 @@ class Router:
     # -- what others ask ----------------------------------------------------------------------------------------
 
     def _missing(self) -> list[str]:
-        if self.door is not None and self.door.closing:
+        if self.leaving:
             return ["the router is shutting down"]
         return self.fleet.missing()
 
@@ -296,6 +297,7 @@ class Router:
     def announcement(self) -> str:
         """The start-up block."""
         settings = self.settings
+        every = settings.fleet.probe_seconds
         host, port = self.address
         shown = f"[{host}]" if ":" in host else host
         lines = [f"warmroute listens on http://{shown}:{port}  (policy: {settings.choice.policy})"]
@@ -306,20 +308,26 @@ class Router:
         blocks = 0
         for replica in self.fleet:
             if replica.state is State.READY:
-                pool = replica.cache.num_gpu_blocks
+                cache = replica.cache
+                held = (
+                    f"{cache.capacity or settings.choice.default_pool_blocks} blocks of {replica.block_size} tokens, "
+                    f"{replica.algorithm}{'' if cache.prefix_caching else ', PREFIX CACHING IS OFF'}"
+                )
+                told = cache.capacity and cache.block_size and cache.algorithm
                 lines.append(
                     f"    {replica.name}  ready: {', '.join(replica.models)}; "
-                    f"{pool if pool is not None else 'unknown number of'} blocks of {replica.block_size} tokens, "
-                    f"{replica.algorithm}{'' if replica.cache.prefix_caching else ', PREFIX CACHING IS OFF'}"
+                    f"{held if told else f'its metrics do not tell of its cache: assumed {held}'}"
                 )
                 for card in replica.models.values():
                     if card.parent is None:
                         length = f", up to {card.max_model_len} tokens" if card.max_model_len else ""
                         models[card.id] = f"{self.readers[card.id].mode}{length}"
             else:
-                lines.append(f"    {replica.name}  {replica.state.value} ({replica.why}); asked again every second")
-            pool = replica.cache.num_gpu_blocks
-            blocks += min(pool or settings.choice.default_pool_blocks, settings.choice.max_pool_blocks)
+                lines.append(
+                    f"    {replica.name}  {replica.state.value} ({replica.why}); asked again every {every:g} s"
+                )
+            pool = replica.cache.capacity or settings.choice.default_pool_blocks
+            blocks += min(pool, settings.choice.max_pool_blocks)
         lines.append("  models")
         for name, mode in models.items():
             hint = "" if mode.startswith("tokens") else "; --tokenizer DIR makes predictions exact"
@@ -342,9 +350,13 @@ class Router:
             self.door.abort()
 
     async def _stop(self, server: asyncio.Server) -> None:
-        """Stop listening, let running answers end, cut what is left after `drain_seconds`."""
-        server.close()
+        """Say so on /ready, stop listening, let running answers end, cut what is left after `drain_seconds`."""
         assert self.door is not None
+        self.leaving = True
+        if self.terminated and self.settings.listen.grace_seconds:
+            log.info("not ready from now on, serving %g s more", self.settings.listen.grace_seconds)
+            await asyncio.sleep(self.settings.listen.grace_seconds)
+        server.close()
         self.door.drain()
         deadline = asyncio.get_running_loop().time() + self.settings.listen.drain_seconds
         told = False
@@ -356,7 +368,7 @@ class Router:
                     self.settings.listen.drain_seconds,
                     len(self.door.connections),
                 )
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # an end is near and nothing else is to be done
         if self.door.connections:
             log.warning("cutting %d answers that did not end in time", len(self.door.connections))
         self.door.abort()

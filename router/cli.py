@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import json
 import logging
+import resource
 import signal
 import sys
 import urllib.error
@@ -119,14 +120,34 @@ async def _serve(settings: Settings) -> int:
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
+    files = _raise_file_limit()
     async with Router(settings) as router:
+
+        def terminate() -> None:
+            router.terminated = True
+            stop.set()
+
+        loop.add_signal_handler(signal.SIGTERM, terminate)
         print(router.announcement(), file=sys.stderr, flush=True)
-        with contextlib.suppress(asyncio.CancelledError):
-            await stop.wait()
+        # A stream holds two: the client's and the replica's.
+        if files // 2 < settings.listen.max_connections:
+            print(
+                f"  open files: {files}, enough for about {files // 2} streams at one time", file=sys.stderr, flush=True
+            )
+        await stop.wait()
         # A second signal means now.
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, router.cut)
     return 0
+
+
+def _raise_file_limit() -> int:
+    """Allow ourselves as many open files as the system lets us; returns how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return soft
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from router.prompt.blocks import ByteHasher, Hasher
     from router.prompt.readers import Readers
     from router.telemetry import Telemetry
+    from router.wire.errors import Refusal
     from router.wire.front import Front
     from router.wire.http import Head, Headers, Request
     from router.wire.upstream import Pool
@@ -111,17 +112,18 @@ class Journey:
     async def serve(self, request: Request, client: Front) -> None:
         """Answer one client's request. Cancelled when the client leaves."""
         begun = self._clock()
-        ending = "failed"
+        ending, status = "failed", 500
         try:
-            ending = await self._serve(request, client)
+            ending, status = await self._serve(request, client)
         except asyncio.CancelledError:
-            ending = "left"
+            ending, status = "left", 0
             raise
         finally:
-            self._telemetry.requests.labels(ending).inc()
+            self._telemetry.requests.labels(ending, f"{status // 100}xx" if status else "none").inc()
             self._telemetry.duration.observe(self._clock() - begun)
 
-    async def _serve(self, request: Request, client: Front) -> str:
+    async def _serve(self, request: Request, client: Front) -> tuple[str, int]:
+        """How it ended, and the status that the client was told."""
         body = request.body
         ask = Ask()
         reading = perf_counter()
@@ -131,8 +133,9 @@ class Journey:
                 # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
                 body = await self._aside(len(body), lambda: without_hand_off(request.body))
         if not self._fleet.able(None):
-            client.refuse(errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)"))
-            return "refused"
+            return self._refuse(
+                client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
+            )
         prompt = await self._aside(len(body), lambda: self._read(ask, request.path, len(body)))
 
         deadline = self._clock() + self._patience.first_byte
@@ -169,19 +172,22 @@ class Journey:
                     self._learn(leg)
                 else:
                     self._dispatch.withdraw(self._clock(), leg.placement)
-                return str(last.ending.value)
+                return last.ending.value, last.status or 0
             self._dispatch.withdraw(self._clock(), leg.placement)
             if last.ending in (Ending.UNREACHED, Ending.SILENT):
                 self._shun(replica, last.why)
             refused_500 = refused_500 or last.status == 500
 
         if not tried:
-            client.refuse(errors.no_replica(f"none that is ready serves {ask.model}"))
-        elif last.ending is Ending.SILENT:
-            client.refuse(errors.first_byte_timeout(tried[-1], self._patience.first_byte))
-        else:
-            client.refuse(errors.unreachable(tried, last.why))
-        return "refused"
+            return self._refuse(client, errors.no_replica(f"none that is ready serves {ask.model}"))
+        if last.ending is Ending.SILENT:
+            return self._refuse(client, errors.first_byte_timeout(tried[-1], self._patience.first_byte))
+        return self._refuse(client, errors.unreachable(tried, last.why))
+
+    @staticmethod
+    def _refuse(client: Front, refusal: Refusal) -> tuple[str, int]:
+        client.refuse(refusal)
+        return "refused", refusal.status
 
     def _shun(self, replica: Replica, why: str) -> None:
         """Prefer others for a moment. One line when it begins: a replica that stays away is the probe's to tell of."""

@@ -26,10 +26,14 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "warmroute_requests",
-            "Requests by how they ended for the client.",
-            ["ending"],  # complete, refused, broken, left, failed
+            "Requests by how they ended for the client, and the class of the status that it was told.",
+            ["ending", "code"],  # ending: complete, refused, broken, left, failed; code: 2xx .. 5xx, none
             registry=self.registry,
         )
+        for code in ("2xx", "4xx", "5xx"):
+            self.requests.labels("complete", code)
+        self.requests.labels("refused", "5xx")
+        self.requests.labels("left", "none")
         self.attempts = Counter(
             "warmroute_attempts",
             "Requests sent to a replica, by how that ended.",

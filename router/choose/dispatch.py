@@ -157,7 +157,7 @@ class Dispatch:
                 self._index.record(placement.replica.name, chain.keys, ended=True)
 
     def left(self, now: float, placement: Placement) -> None:
-        """The client left. Before its prefill's turn was over, the engine has not computed the prompt and never will."""
+        """The client left. Before its prefill's turn is over the engine has not computed the prompt, and never will."""
         price, booking = placement.decision.price, placement.booking
         due = placement.chosen_at + (price.waiting_ms + price.prefill_ms) / 1000
         if booking.stage is Stage.PREFILL and now < due:

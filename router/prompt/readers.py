@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 
 from router.prompt.reader import Reader
@@ -21,6 +22,8 @@ class Readers:
         Raises TokenizerError where a directory was named and cannot be used.
         """
         self._named = Reader(Tokenizer.load(Path(tokenizer))) if tokenizer else None
+        self._by_directory: dict[Path, Reader] = {}
+        self._loading = threading.Lock()
         self._found: dict[str, Reader] = {}
         self._bytes = Reader(None)
 
@@ -33,16 +36,21 @@ class Readers:
     def find(self, model: str, root: str | None) -> Reader:
         """Look for the tokenizer of a model that a replica serves from `root`, a directory or a repository's name."""
         if self._named is None and model not in self._found:
-            self._found[model] = self._look(model, root)
+            with self._loading:  # replicas become ready together, and serve the same model
+                if model not in self._found:
+                    self._found[model] = self._look(model, root)
         return self[model]
 
     def _look(self, model: str, root: str | None) -> Reader:
         for directory in _places(root):
-            if (directory / "tokenizer.json").is_file():
-                try:
-                    return Reader(Tokenizer.load(directory))
-                except TokenizerError as error:
-                    log.warning("model %s: the tokenizer in %s is of no use: %s", model, directory, error)
+            if directory in self._by_directory:
+                return self._by_directory[directory]
+            try:
+                if (directory / "tokenizer.json").is_file():
+                    reader = self._by_directory[directory] = Reader(Tokenizer.load(directory))
+                    return reader
+            except (TokenizerError, OSError, ValueError) as error:
+                log.warning("model %s: the tokenizer in %s is of no use: %s", model, directory, error)
         return self._bytes
 
 

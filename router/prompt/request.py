@@ -186,7 +186,9 @@ def _codec(body: bytes) -> _Codec:
     return _Codec(name, b"")
 
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]', re.DOTALL)
+# A string without an end runs to the end of the text, and nothing is tried twice: hostile text must not cost more time
+# than other text of its length.
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\],:]', re.DOTALL)
 
 
 def _hand_off_members(body: bytes) -> tuple[str, _Codec, list[_Member]] | None:
@@ -194,6 +196,8 @@ def _hand_off_members(body: bytes) -> tuple[str, _Codec, list[_Member]] | None:
 
     Scans without recursion, so that nesting too deep for a parser hides nothing.
     """
+    if b"transfer_params" not in body and b"\\u" not in body and b"\0" not in body:
+        return None  # neither plainly, nor in escapes, nor in an encoding of wider characters
     codec = _codec(body)
     try:
         text = codec.decode(body)
