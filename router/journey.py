@@ -14,6 +14,7 @@ Between match and booking nothing is awaited: no other request can slip in and s
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -119,7 +120,7 @@ class Journey:
             ending, status = "left", 0
             raise
         finally:
-            self._telemetry.requests.labels(ending, f"{status // 100}xx" if status else "none").inc()
+            self._telemetry.request(ending, status)
             self._telemetry.duration.observe(self._clock() - begun)
 
     async def _serve(self, request: Request, client: Front) -> tuple[str, int]:
@@ -151,11 +152,8 @@ class Journey:
                 self._telemetry.decision.observe(perf_counter() - reading)
             replica = leg.placement.replica
             tried.append(replica.name)
-            more = len(tried) < self._max_attempts and bool(self._candidates(ask.model, tried))
             # A 500 may be this very request's doing: one more try, not a tour of the fleet.
-            leg.may_retry = lambda status, more=more, again=refused_500: (  # type: ignore[misc]
-                more and status in TRY_ELSEWHERE and not (status == 500 and again)
-            )
+            leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), refused_500)
             patience = Patience(max(0.001, deadline - self._clock()), self._patience.idle)
             try:
                 last = await Attempt(client, request, leg, patience).run(self._pools[replica.name], body)
@@ -164,7 +162,7 @@ class Journey:
                 raise
             finally:
                 self._dispatch.end(self._clock(), leg.placement)
-            self._telemetry.attempts.labels(replica.name, last.ending.value).inc()
+            self._telemetry.replica(replica.name).attempt(last.ending.value)
             if last.ending in (Ending.COMPLETE, Ending.BROKEN):
                 if last.ending is Ending.BROKEN:
                     log.debug("%s broke off an answer: %s", replica.name, last.why)
@@ -188,6 +186,12 @@ class Journey:
     def _refuse(client: Front, refusal: Refusal) -> tuple[str, int]:
         client.refuse(refusal)
         return "refused", refusal.status
+
+    def _may_retry(self, model: str | None, tried: tuple[str, ...], refused_500: bool, status: int) -> bool:
+        """Whether an answer of this status is dropped because another replica will be asked."""
+        if status not in TRY_ELSEWHERE or (status == 500 and refused_500) or len(tried) >= self._max_attempts:
+            return False
+        return bool(self._candidates(model, tried))
 
     def _shun(self, replica: Replica, why: str) -> None:
         """Prefer others for a moment. One line when it begins: a replica that stays away is the probe's to tell of."""
@@ -333,9 +337,10 @@ class Journey:
         name = placement.replica.name
         if prompt.unread is not None:
             self._telemetry.unread.labels(prompt.unread).inc()
-        self._telemetry.prompt_tokens.labels(name).inc(sum(prompt.tokens))
-        self._telemetry.predicted_tokens.labels(name).inc(placement.decision.candidate.hit)
-        self._feedback.placed(name, placement.decision.candidate.hit)
+        counters, hit = self._telemetry.replica(name), placement.decision.candidate.hit
+        counters.prompt_tokens.inc(sum(prompt.tokens))
+        counters.predicted_tokens.inc(hit)
+        self._feedback.placed(name, hit)
         return Leg(prompt, placement, self._first_token, show_choice=self._show_choice)
 
     # -- learn --------------------------------------------------------------------------------------------------
@@ -344,7 +349,7 @@ class Journey:
         """The first byte of a streamed answer: the engine is through with the prefill."""
         now, placement = self._clock(), leg.placement
         self._dispatch.first_token(now, placement)
-        self._telemetry.ttft.labels(placement.replica.name).observe(now - placement.chosen_at)
+        self._telemetry.replica(placement.replica.name).ttft.observe(now - placement.chosen_at)
 
     def _learn(self, leg: Leg) -> None:
         """The answer is whole: its blocks are cached too, and the engine may have told what it had."""
@@ -353,9 +358,9 @@ class Journey:
             return
         name = leg.placement.replica.name
         if answer.cached_tokens is not None:
-            self._telemetry.delivered_tokens.labels(name).inc(answer.cached_tokens)
+            self._telemetry.replica(name).delivered_tokens.inc(answer.cached_tokens)
         if answer.completion_tokens is not None:
-            self._telemetry.completion_tokens.labels(name).inc(answer.completion_tokens)
+            self._telemetry.replica(name).completion_tokens.inc(answer.completion_tokens)
         ask, reader = leg.prompt.ask, leg.prompt.reader
         if reader is None or not leg.prompt.prompts:
             return

@@ -19,11 +19,33 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 6
 DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 
 
+class ReplicaCounters:
+    """One replica's series, looked up once: finding a series by its label costs more than counting."""
+
+    def __init__(self, telemetry: Telemetry, replica: str) -> None:
+        self._telemetry = telemetry
+        self._replica = replica
+        self.prompt_tokens = telemetry.prompt_tokens.labels(replica)
+        self.predicted_tokens = telemetry.predicted_tokens.labels(replica)
+        self.delivered_tokens = telemetry.delivered_tokens.labels(replica)
+        self.completion_tokens = telemetry.completion_tokens.labels(replica)
+        self.ttft = telemetry.ttft.labels(replica)
+        self._attempts: dict[str, Counter] = {}
+
+    def attempt(self, ending: str) -> None:
+        counter = self._attempts.get(ending)
+        if counter is None:
+            counter = self._attempts[ending] = self._telemetry.attempts.labels(self._replica, ending)
+        counter.inc()
+
+
 class Telemetry:
     """Counters and histograms that the journey feeds, and gauges read from the live state when asked."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._replicas: dict[str, ReplicaCounters] = {}
+        self._requests: dict[tuple[str, int], Counter] = {}
         self.requests = Counter(
             "warmroute_requests",
             "Requests by how they ended for the client, and the class of the status that it was told.",
@@ -86,6 +108,20 @@ class Telemetry:
             buckets=DECISION_SECONDS,
             registry=self.registry,
         )
+
+    def replica(self, name: str) -> ReplicaCounters:
+        counters = self._replicas.get(name)
+        if counters is None:
+            counters = self._replicas[name] = ReplicaCounters(self, name)
+        return counters
+
+    def request(self, ending: str, status: int) -> None:
+        """Count a request. `status`: what the client was told, 0 where it was told none."""
+        key = (ending, status // 100)
+        counter = self._requests.get(key)
+        if counter is None:
+            counter = self._requests[key] = self.requests.labels(ending, f"{key[1]}xx" if status else "none")
+        counter.inc()
 
     def gauges(self, read: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
         """Register gauges that are computed whenever someone asks: a replica that is gone leaves no series behind."""

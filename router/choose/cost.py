@@ -66,9 +66,8 @@ class Price:
         return self.waiting_ms + self.slowed_ms + self.placement_ms
 
 
-def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates) -> list[Price]:
-    """What a request with prompts of `tokens` costs at each candidate."""
-    branch = begins_branch(candidates)
+def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates, *, branch: bool) -> list[Price]:
+    """What a request with prompts of `tokens` costs at each candidate. `branch`: it begins a new one."""
     least = min(candidate.routed for candidate in candidates)
     found = []
     for candidate in candidates:

@@ -74,8 +74,9 @@ class Dispatch:
         `answer_tokens`: what is expected to be generated. `visible`: the first token will be seen.
         `sequences`: how many the request is to an engine, one for each prompt and answer.
         """
-        decision = self._decide(self._policy, now, replicas, chains, tokens)
-        replica = next(replica for replica in replicas if replica.name == decision.candidate.name)
+        blocks = [chains(replica) for replica in replicas]
+        decision = self._decide(self._policy, now, replicas, blocks, tokens)
+        replica = replicas[decision.chosen]
         prefill_ms = decision.price.prefill_ms
         booking = replica.load.book(
             now,
@@ -84,7 +85,7 @@ class Dispatch:
             visible=visible,
             sequences=sequences,
         )
-        chosen = chains(replica)
+        chosen = blocks[decision.chosen]
         for chain in chosen:
             # Present from the decision on, so that siblings follow before the first one is through.
             self._index.record(replica.name, chain.keys)
@@ -98,17 +99,17 @@ class Dispatch:
         tokens: Sequence[int],
     ) -> Decision:
         """What `place` would decide now, without deciding it: nothing is booked, recorded or counted."""
-        return self._decide(copy(self._policy), now, replicas, chains, tokens)
+        return self._decide(copy(self._policy), now, replicas, [chains(replica) for replica in replicas], tokens)
 
     def _decide(
         self,
         policy: Policy,
         now: float,
         replicas: Sequence[Replica],
-        chains: Callable[[Replica], Sequence[Blocks]],
+        blocks: Sequence[Sequence[Blocks]],
         tokens: Sequence[int],
     ) -> Decision:
-        seen = [self._candidate(now, replica, chains(replica), tokens) for replica in replicas]
+        seen = [self._candidate(now, replica, chains, tokens) for replica, chains in zip(replicas, blocks, strict=True)]
         return decide(policy, seen, tokens, self._rates)
 
     def _candidate(self, now: float, replica: Replica, chains: Sequence[Blocks], tokens: Sequence[int]) -> Candidate:

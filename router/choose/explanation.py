@@ -30,7 +30,8 @@ class Explanation:
         """The same for programs."""
         replicas = []
         if self.decision is not None:
-            for name, (candidate, price) in self.decision.weighed.items():
+            for candidate, price in zip(self.decision.candidates, self.decision.prices, strict=True):
+                name = candidate.name
                 error, cause = self.errors.get(name, (0.0, None))
                 replicas.append(
                     {
@@ -74,7 +75,9 @@ class Explanation:
         if self.decision is None:
             return "\n".join([*lines, f"no replica: {self.none_because}"])
         chosen = self.decision.candidate.name
-        for name, (candidate, price) in sorted(self.decision.weighed.items(), key=lambda item: item[1][1].total_ms):
+        weighed = zip(self.decision.candidates, self.decision.prices, strict=True)
+        for candidate, price in sorted(weighed, key=lambda pair: pair[1].total_ms):
+            name = candidate.name
             total = max(sum(self.tokens), 1)
             warm = f"holds {candidate.hit} of {total} tokens" if candidate.hit else "holds nothing of it"
             if candidate.continues:

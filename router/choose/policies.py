@@ -16,17 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The chosen replica and its price, the reason in words, and all that was weighed: every candidate and its price,
-    by name."""
+    """The chosen candidate's place among those weighed, the reason in words, and all candidates with their prices."""
 
-    candidate: Candidate
-    price: Price
+    chosen: int
     reason: str
-    weighed: dict[str, tuple[Candidate, Price]]
+    candidates: Sequence[Candidate]
+    prices: Sequence[Price]
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.candidates[self.chosen]
+
+    @property
+    def price(self) -> Price:
+        return self.prices[self.chosen]
 
 
 class Policy(Protocol):
-    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]: ...
+    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
+        """The index of the candidate to use, and why. `branch`: the request begins a new one."""
 
 
 @dataclass(slots=True)
@@ -36,10 +44,10 @@ class Cost:
 
     tie_band_ms: float
 
-    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]:
+    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
         best = min(price.total_ms for price in prices)
         tied = [i for i, price in enumerate(prices) if price.total_ms <= best + self.tie_band_ms]
-        if begins_branch(candidates):
+        if branch:
             chosen = min(tied, key=lambda i: (candidates[i].routed, candidates[i].in_flight))
             reason = "least cost for a new branch"
         else:
@@ -55,7 +63,7 @@ class RoundRobin:
 
     _turn: int = 0
 
-    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]:
+    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
         order = sorted(range(len(candidates)), key=lambda i: candidates[i].name)
         turn, self._turn = self._turn, self._turn + 1
         return order[turn % len(order)], "its turn"
@@ -65,7 +73,7 @@ class RoundRobin:
 class LeastLoad:
     """The fewest requests in flight; among equals the one that was given the least work lately."""
 
-    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price]) -> tuple[int, str]:
+    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
         chosen = min(
             range(len(candidates)), key=lambda i: (candidates[i].in_flight, candidates[i].routed, candidates[i].name)
         )
@@ -84,11 +92,7 @@ def policy(name: str, *, tie_band_ms: float) -> Policy:
 
 def decide(policy: Policy, candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates) -> Decision:
     """Price every candidate and let the policy pick. At least one candidate."""
-    priced = prices(candidates, tokens, rates)
-    chosen, reason = policy.pick(candidates, priced)
-    return Decision(
-        candidate=candidates[chosen],
-        price=priced[chosen],
-        reason=reason,
-        weighed={candidate.name: (candidate, price) for candidate, price in zip(candidates, priced, strict=True)},
-    )
+    branch = begins_branch(candidates)
+    priced = prices(candidates, tokens, rates, branch=branch)
+    chosen, reason = policy.pick(candidates, priced, branch=branch)
+    return Decision(chosen, reason, candidates, priced)

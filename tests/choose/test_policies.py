@@ -35,7 +35,7 @@ def test_a_conversation_goes_where_its_past_is() -> None:
 
 
 def test_unless_the_wait_there_is_longer_than_the_prefill_elsewhere() -> None:
-    elsewhere = prices([candidate("a")], [4000], RATES)[0].slowed_ms
+    elsewhere = prices([candidate("a")], [4000], RATES, branch=False)[0].slowed_ms
     assert chosen(candidate("a"), candidate("b", 3200, continues=True, waiting_ms=elsewhere / 2)) == "b"
     assert chosen(candidate("a"), candidate("b", 3200, continues=True, waiting_ms=elsewhere)) == "a"
 
@@ -64,7 +64,7 @@ def test_a_prompt_matched_to_its_end_of_turn_is_no_branch() -> None:
 
 def test_decoding_and_slowness_raise_the_price() -> None:
     plain, busy, slow = prices(
-        [candidate("a"), candidate("b", decoding=10), candidate("c", slowness=2.0)], [1000], RATES
+        [candidate("a"), candidate("b", decoding=10), candidate("c", slowness=2.0)], [1000], RATES, branch=False
     )
     assert busy.slowed_ms == pytest.approx(plain.slowed_ms * 1.7 / 1.2)
     assert busy.prefill_ms == plain.prefill_ms
@@ -73,7 +73,7 @@ def test_decoding_and_slowness_raise_the_price() -> None:
 
 def test_several_prompts_are_priced_together() -> None:
     both = Candidate("a", (1000, 0), False, 0.0, 0, 0, 0.0)
-    assert prices([both], [2000, 500], RATES)[0].prefill_ms == pytest.approx(
+    assert prices([both], [2000, 500], RATES, branch=False)[0].prefill_ms == pytest.approx(
         RATES.prefill_ms(2000, 1000) + RATES.prefill_ms(500, 0)
     )
 
