@@ -1,0 +1,300 @@
+"""The scripts on real servers, against the index of one process as the model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import router.index
+from router.index.memory import Index, Match
+from router.index.shared_backlog import Backlog, Entry
+from router.index.shared_codec import (
+    AGAIN,
+    ENDED,
+    FORGET,
+    RECORD,
+    Others,
+    Seat,
+    add_load,
+    pack_keys,
+    pack_load,
+    pack_slots,
+    read_matches,
+)
+from router.index.shared_link import Link, RefusedError
+from tests.index.servers import Server, binaries
+
+SCRIPTS = Path(router.index.__path__[0])
+STORE = b"0123456789abcdef"
+
+
+class Store:
+    """The scripts, called one by one."""
+
+    def __init__(self, link: Link, scripts: dict[str, bytes]) -> None:
+        self.link = link
+        self._scripts = scripts
+        self.seats: dict[str, Seat] = {}
+
+    async def run(self, script: str, *arguments: bytes) -> list:  # type: ignore[type-arg]
+        return await self.link.call(b"EVALSHA", self._scripts[script], b"1", b"{test}", *arguments)  # type: ignore[no-any-return]
+
+    async def join(self, name: str, start: str = "1", pool: int = 100_000, *, anew: bool = False) -> Seat:
+        fields = (name.encode(), start.encode(), b"%d" % pool, b"1" if anew else b"")
+        store, slot, epoch = await self.run("join", STORE, *fields)
+        assert store == STORE
+        self.seats[name] = Seat(slot, epoch)
+        return self.seats[name]
+
+    async def tell(self, name: str, kind: int, keys: Sequence[int], prompt_end: int, *, pages: int = 64) -> list[str]:
+        backlog = Backlog(1 << 30)
+        backlog.push(Entry(kind, name, 0, pack_keys(keys), prompt_end))
+        stale: list[str] = []
+        while parts := backlog.next_slice(lambda entry: self.seats[entry.replica], pages):
+            arguments = [piece for part in parts for piece in (part.head, part.keys)]
+            stale += backlog.told(parts, await self.run("record", STORE, b"3600", *arguments))
+        return stale
+
+    async def ask(self, keys: Sequence[int], *names: str) -> list[Match]:
+        slots = pack_slots(self.seats[name].slot for name in names)
+        reply = await self.run("consult", STORE, b"me", slots, pack_keys(keys))
+        return [match for match, _ in read_matches(reply[0], len(names))]
+
+
+@pytest.fixture(params=sorted({"redis-6.2", "valkey-9", "system"} & set(binaries())))
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    async with Server(binaries()[request.param]) as server:
+        link = await server.link()
+        loaded = {
+            name: await link.call(b"SCRIPT", b"LOAD", (SCRIPTS / f"shared_{name}.lua").read_bytes())
+            for name in ("join", "record", "consult", "publish")
+        }
+        yield Store(link, loaded)
+        link.close()
+
+
+def chain(seed: int, length: int, onto: Sequence[int] = ()) -> list[int]:
+    draw = random.Random(seed)
+    return [*onto, *(draw.getrandbits(64) for _ in range(length))]
+
+
+async def test_depths_are_exact_to_the_block(store: Store) -> None:
+    keys = chain(1, 1000)
+    lengths = [0, 1, 2, 15, 16, 17, 31, 32, 33, 500, 767, 768, 999, 1000]
+    names = [f"r{n}" for n in lengths]
+    for name, length in zip(names, lengths, strict=True):
+        await store.join(name)
+        if length:
+            await store.tell(name, RECORD, keys[:length], length - 1)
+    for asked in (1, 16, 40, 1000):
+        assert [match.depth for match in await store.ask(keys[:asked], *names)] == [min(n, asked) for n in lengths]
+    assert [match.depth for match in await store.ask(keys + chain(2, 300), *names)] == lengths
+    assert [match.depth for match in await store.ask(keys[1:], *names)] == [0] * len(names)
+
+
+async def test_a_long_chain_in_slices_is_the_same_as_in_one(store: Store) -> None:
+    keys = chain(3, 5000)
+    await store.join("a")
+    await store.join("b")
+    await store.tell("a", RECORD, keys, 4999, pages=7)
+    await store.tell("b", RECORD, keys, 4999, pages=10_000)
+    assert [match.depth for match in await store.ask(keys, "a", "b")] == [5000, 5000]
+
+
+async def test_random_traffic_as_in_the_index_of_one_process(store: Store) -> None:
+    """Conversations that share heads of every length, with turns, branches, failed prompts and shared ends."""
+    draw = random.Random(11)
+    index = Index()
+    names = [f"r{n}" for n in range(5)]
+    for name in names:
+        await store.join(name)
+        index.size(name, 100_000)
+    heads = [chain(100 + n, length) for n, length in enumerate((0, 3, 14, 16, 40, 61))]
+    talks = [chain(200 + n, draw.randint(1, 40), draw.choice(heads)) for n in range(24)]
+    for step in range(400):
+        which = draw.randrange(len(talks))
+        name = names[which % 3] if draw.random() < 0.8 else draw.choice(names)
+        keys = talks[which]
+        before = index.match(name, keys).depth
+        index.record(name, keys)
+        await store.tell(name, RECORD, keys, len(keys) - 1)
+        if draw.random() < 0.2:
+            if before < len(keys):
+                index.forget(name, keys[before:])
+                await store.tell(name, FORGET, keys, before)
+        else:
+            whole = chain(1000 + step, draw.choice((0, 1, 5, 20)), keys)
+            prompt_end = max(0, index.match(name, whole).depth - 1)
+            index.record(name, whole, ended=True)
+            await store.tell(name, ENDED, whole, prompt_end)
+            if draw.random() < 0.7:
+                talks[which] = chain(5000 + step, draw.randint(0, 30), whole)
+        asked = draw.choice(talks) + chain(9000 + step, 5)
+        assert [match.depth for match in await store.ask(asked, *names)] == [
+            index.match(each, asked).depth for each in names
+        ]
+
+
+async def test_a_turn_that_ended_is_told_from_one_that_others_share(store: Store) -> None:
+    await store.join("a")
+    prompt, other = chain(1, 20), chain(2, 8, chain(1, 20))
+    answered = chain(3, 6, prompt)
+    await store.tell("a", RECORD, prompt, 19)
+    assert await store.ask(prompt + chain(9, 3), "a") == [Match(20, False)]
+    await store.tell("a", ENDED, answered, 19)
+    assert await store.ask(answered + chain(9, 3), "a") == [Match(26, True)]
+    assert await store.ask(answered[:22] + chain(9, 3), "a") == [Match(22, True)]
+    assert await store.ask(prompt[:10] + chain(9, 3), "a") == [Match(10, False)]
+    following = chain(4, 40, answered)
+    await store.tell("a", RECORD, following, len(following) - 1)
+    assert await store.ask(answered + chain(9, 3), "a") == [Match(26, False)]
+    await store.tell("a", RECORD, other, len(other) - 1)
+    await store.tell("a", ENDED, other, len(other) - 1)
+    assert await store.ask(other, "a") == [Match(28, True)]
+    assert await store.ask(prompt + chain(9, 3), "a") == [Match(20, False)]
+    await store.tell("a", RECORD, other, len(other) - 1)
+    await store.tell("a", ENDED, other, len(other) - 1)
+    assert await store.ask(other, "a") == [Match(28, False)]  # two conversations ended there
+
+
+async def test_what_is_told_again_is_held_as_before(store: Store) -> None:
+    await store.join("a")
+    keys = chain(1, 30)
+    for _ in range(2):
+        await store.tell("a", AGAIN, keys, 19)
+        assert await store.ask(keys, "a") == [Match(30, True)]
+        assert await store.ask(keys[:15], "a") == [Match(15, False)]
+
+
+async def test_a_pool_holds_what_was_touched_last(store: Store) -> None:
+    """1/64 of the pool is how fine the order is: 2 blocks of 128."""
+    await store.join("a", pool=128)
+    hot, chains = chain(0, 32), [chain(n, 16) for n in range(1, 20)]
+    for each in chains:
+        await store.tell("a", RECORD, hot, 31)
+        await store.tell("a", RECORD, each, 15)
+    assert [(await store.ask(each, "a"))[0].depth for each in chains] == [0] * 13 + [16] * 6
+    assert (await store.ask(hot, "a"))[0].depth == 32
+
+
+async def test_the_head_outlives_the_tail(store: Store) -> None:
+    await store.join("a", pool=128)
+    first, second = chain(1, 96), chain(2, 64)
+    await store.tell("a", RECORD, first, 95)
+    await store.tell("a", RECORD, second, 63)
+    assert [(await store.ask(each, "a"))[0].depth for each in (first, second)] == [64, 64]
+
+
+async def test_never_more_than_the_pool_whatever_happens(store: Store) -> None:
+    draw = random.Random(5)
+    await store.join("a", pool=200)
+    seen: list[list[int]] = [chain(0, 20)]
+    for step in range(300):
+        keys = chain(step + 1, draw.randint(1, 60), draw.choice(seen)[: draw.randint(0, 120)])
+        await store.tell("a", draw.choice((RECORD, ENDED)), keys, draw.randrange(len(keys)))
+        assert (await store.ask(keys, "a"))[0].depth == len(keys)
+        seen.append(keys)
+    held = set()
+    for keys in seen:
+        held.update(keys[: (await store.ask(keys, "a"))[0].depth])
+    assert 100 <= len(held) <= 200
+
+
+async def test_a_restarted_replica_holds_nothing_and_late_writes_are_refused(store: Store) -> None:
+    keys = chain(1, 100)
+    old = await store.join("a", start="100.5")
+    await store.tell("a", RECORD, keys, 99)
+    assert await store.join("a", start="100.5") == old
+    assert await store.join("a", start="") == old
+    assert (await store.ask(keys, "a"))[0].depth == 100
+    new = await store.join("a", start="200.25")
+    assert new == Seat(old.slot, old.epoch + 1)
+    assert (await store.ask(keys, "a"))[0].depth == 0
+    store.seats["a"] = old
+    assert await store.tell("a", RECORD, keys, 99) == ["a"]
+    assert (await store.ask(keys, "a"))[0].depth == 0
+    store.seats["a"] = new
+    assert await store.tell("a", RECORD, keys[:50], 49) == []
+    assert (await store.ask(keys, "a"))[0].depth == 50
+    assert (await store.join("a", start="200.25", anew=True)).epoch == new.epoch + 1
+    assert (await store.ask(keys, "a"))[0].depth == 0
+
+
+async def test_pages_that_outlive_their_state_are_dead(store: Store) -> None:
+    """A store that evicts by itself may lose what it knew of a replica before it loses the replica's pages."""
+    keys = chain(1, 100)
+    await store.join("a")
+    await store.tell("a", RECORD, keys, 99)
+    state = [key for key in await store.link.call(b"KEYS", b"*") if b":p:" not in key]
+    await store.link.call(b"DEL", *state)
+    begun = await store.link.call(b"TIME")
+    while (await store.link.call(b"TIME"))[1][:-3] == begun[1][:-3]:
+        pass  # the next millisecond
+    with pytest.raises(RefusedError, match="NOSTORE"):
+        await store.ask(keys, "a")
+    await store.join("a")
+    assert (await store.ask(keys, "a"))[0].depth == 0
+
+
+async def test_every_key_ends_and_lies_in_one_slot(store: Store) -> None:
+    await store.join("a")
+    await store.tell("a", RECORD, chain(1, 100), 99)
+    keys = await store.link.call(b"KEYS", b"*")
+    assert all(key.startswith(b"{test}:") for key in keys)
+    pages = [key for key in keys if b":p:" in key]
+    assert len(pages) == 7
+    for key in pages:
+        assert 0 < await store.link.call(b"TTL", key) <= 3600
+
+
+async def test_a_popular_page_stays_small(store: Store) -> None:
+    names = [f"r{n}" for n in range(8)]
+    for name in names:
+        await store.join(name)
+    head = chain(1, 6)
+    for step in range(400):
+        keys = chain(10 + step, 30, head)
+        await store.tell(names[step % 8], RECORD, keys, 35)
+    page = b"{test}:p:" + pack_keys(head[:1])
+    assert await store.link.call(b"STRLEN", page) <= 8 * 8 * (3 + 128 + 9)
+    for step in range(400):  # and nobody lost what it holds
+        keys = chain(10 + step, 30, head)
+        assert (await store.ask(keys, names[step % 8]))[0].depth == 36
+
+
+async def test_loads_are_leased_and_others_only(store: Store) -> None:
+    await store.join("a")
+    load = pack_load([(0, Others(3, 2, 50.0, 7.5), 20.0)])
+    assert await store.run("publish", STORE, b"me", b"60000", load, b"") == [b""]
+    assert await store.run("publish", STORE, b"you", b"60000", b"", b"") == [b"", load]
+    assert (await store.run("consult", STORE, b"you", pack_slots([0]), pack_keys([1])))[1:] == [load]
+    assert (await store.run("consult", STORE, b"me", pack_slots([0]), pack_keys([1])))[1:] == [b""]
+    for router, lease in ((b"me", b"0"), (b"you", b"60000")):
+        last = await store.run("publish", STORE, router, lease, b"", b"")
+    assert last == [b""]
+
+
+async def test_a_replica_has_one_writer(store: Store) -> None:
+    async def claim(router: bytes, slots: Sequence[int], lease: bytes = b"60000") -> list[int]:
+        return list((await store.run("publish", STORE, router, lease, b"", pack_slots(slots)))[0])
+
+    await store.join("a")
+    assert await claim(b"me", [1, 2]) == [1, 1]
+    assert await claim(b"you", [1, 2, 3]) == [0, 0, 1]
+    assert await claim(b"me", [1, 2, 3]) == [1, 1, 0]
+    assert await claim(b"me", [1, 2, 3], b"0") == [0, 0, 0]
+    assert await claim(b"you", [1, 2, 3]) == [1, 1, 1]
+
+
+def test_a_load_ages() -> None:
+    loads: dict[int, Others] = {}
+    packed = pack_load([(5, Others(2, 1, 100.0, 8.0), 30.0)])
+    add_load(packed, 10.0, loads)
+    assert loads == {5: Others(2, 1, 90.0, 8.0)}
+    add_load(packed, 500.0, loads)
+    assert loads == {5: Others(4, 2, 160.0, 16.0)}
+    with pytest.raises(ValueError, match="no load"):
+        add_load(packed[:-1], 0.0, loads)
