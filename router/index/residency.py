@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 OPEN = 0
@@ -84,6 +84,14 @@ class Residency:
         if surplus > 0:
             for key in list(islice(held, surplus)):
                 del held[key]
+
+    def presume(self, keys: Iterable[int]) -> None:
+        """These blocks, children before their parents, are held too, and older than all that is."""
+        older = dict.fromkeys(keys, SHARED)
+        for key in self._held:
+            older.pop(key, None)
+        self._held = older | self._held
+        self.resize(self.capacity)
 
     def forget(self, keys: Sequence[int]) -> None:
         """These blocks, a suffix of a chain, were not computed after all."""
