@@ -106,7 +106,7 @@ class Journey:
         self._max_attempts = max_attempts
         self._hash_seed = hash_seed
         self._show_choice = show_choice
-        self._hashers: dict[tuple[bool, str], Hasher | ByteHasher] = {}
+        self._hashers: dict[tuple[bool, str, str | None], Hasher | ByteHasher] = {}
         self._surprises: set[str] = set()
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
 
@@ -141,7 +141,7 @@ class Journey:
 
         deadline = self._clock() + self._patience.first_byte
         tried: list[str] = []
-        refused_500 = False
+        doubtful = False
         last = Outcome(Ending.UNREACHED)
         while len(tried) < self._max_attempts and self._clock() < deadline:
             replicas = self._candidates(ask.model, tried)
@@ -152,8 +152,8 @@ class Journey:
                 self._telemetry.decision.observe(perf_counter() - reading)
             replica = leg.placement.replica
             tried.append(replica.name)
-            # A 500 may be this very request's doing: one more try, not a tour of the fleet.
-            leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), refused_500)
+            # A 500, or a connection lost over it, may be this very request's doing: one more try, no tour of the fleet.
+            leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
             patience = Patience(max(0.001, deadline - self._clock()), self._patience.idle)
             try:
                 last = await Attempt(client, request, leg, patience).run(self._pools[replica.name], body)
@@ -174,7 +174,11 @@ class Journey:
             self._dispatch.withdraw(self._clock(), leg.placement)
             if last.ending in (Ending.UNREACHED, Ending.SILENT):
                 self._shun(replica, last.why)
-            refused_500 = refused_500 or last.status == 500
+            if last.ending is Ending.EXHAUSTED:
+                return self._refuse(client, errors.no_connection_left())
+            if last.begun and doubtful:
+                break  # two replicas have failed over it: it may be what fails them
+            doubtful = doubtful or last.begun
 
         if not tried:
             return self._refuse(client, errors.no_replica(f"none that is ready serves {ask.model}"))
@@ -187,9 +191,9 @@ class Journey:
         client.refuse(refusal)
         return "refused", refusal.status
 
-    def _may_retry(self, model: str | None, tried: tuple[str, ...], refused_500: bool, status: int) -> bool:
+    def _may_retry(self, model: str | None, tried: tuple[str, ...], doubtful: bool, status: int) -> bool:
         """Whether an answer of this status is dropped because another replica will be asked."""
-        if status not in TRY_ELSEWHERE or (status == 500 and refused_500) or len(tried) >= self._max_attempts:
+        if status not in TRY_ELSEWHERE or (status == 500 and doubtful) or len(tried) >= self._max_attempts:
             return False
         return bool(self._candidates(model, tried))
 
@@ -284,19 +288,26 @@ class Journey:
         if reader is None or not prompt.prompts:
             return []
         extra = self._extra(replica, prompt.ask)
-        view = (replica.block_size, replica.algorithm if reader.exact else "", extra)
+        hashing = self._hashing(replica)
+        if not hashing.tagged and extra is not NO_EXTRA:
+            extra = replace(extra, tagged=False)
+        view = (replica.block_size, hashing if reader.exact else None, extra)
         chains = prompt.chains.get(view)
         if chains is None:
-            hasher = self._hasher(reader, replica.algorithm)
+            hasher = self._hasher(reader, hashing)
             size = reader.block_tokens(replica.block_size)
             chains = prompt.chains[view] = [hasher.chain(each, size, extra) for each in prompt.prompts]  # type: ignore[arg-type]
         return chains
 
-    def _hasher(self, reader: Reader, algorithm: str) -> Hasher | ByteHasher:
-        key = (reader.exact, algorithm)
+    def _hashing(self, replica: Replica) -> Hashing:
+        """How a replica names its blocks: as its KV events prove it, else as it is likely."""
+        return replica.hashing or Hashing(replica.algorithm, self._hash_seed)
+
+    def _hasher(self, reader: Reader, hashing: Hashing) -> Hasher | ByteHasher:
+        key = (reader.exact, hashing.algorithm, hashing.seed)
         hasher = self._hashers.get(key)
         if hasher is None:
-            hasher = self._hashers[key] = reader.hasher(algorithm, self._hash_seed)
+            hasher = self._hashers[key] = reader.hasher(hashing.algorithm, hashing.seed)
         return hasher
 
     @staticmethod

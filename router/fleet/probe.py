@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.fleet")
 
 # A /metrics page is tens of KB; a replica that sends more than this is not read further.
-MAX_PAGE_BYTES = 8 * 1024 * 1024
+MAX_PAGE_BYTES = 2 * 1024 * 1024
 # Models change when adapters are loaded; asking each second would be a waste.
 MODELS_EVERY = 10
 # One failed question is a hiccup, and a server busy tokenizing may miss several: so many in a row, with no byte of any
@@ -55,6 +56,7 @@ class Probe:
         self._sized = sized
         self._failures = 0
         self._rounds = 0
+        self._surprises: set[type[Exception]] = set()
 
     async def run(self) -> None:
         while True:
@@ -63,23 +65,46 @@ class Probe:
 
     async def once(self) -> None:
         """One round of questions. Never raises for what a replica does."""
-        replica = self._replica
-        refused = replica.state is State.LOST
         try:
-            await self._scrape()
-            if refused and replica.state is State.LOST and replica.metrics.started is None:
-                self._begin_anew()  # nothing tells whether it is the same process; it went away, so it is not
-            if replica.state is not State.READY or self._rounds % MODELS_EVERY == 0:
-                replica.models = await self._models()
-            self._rounds += 1
-            self._failures = 0
-            if replica.state is not State.READY:
-                said = await self._ready(replica)
-                was, replica.state, replica.why = replica.state, State.READY, ""
-                log.info("%s is ready%s: %s", replica.name, "" if was is State.UNSEEN else " again", said)
+            await self._ask()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+                return  # it is we who cannot open a connection
             self._failures += 1
             self._failed(error)
+        except Exception as error:
+            if type(error) not in self._surprises:
+                self._surprises.add(type(error))
+                log.exception("asking %s failed in an unforeseen way; later ones are not told", self._replica.name)
+            self._failures += 1
+            self._failed(error)
+
+    async def _ask(self) -> None:
+        replica = self._replica
+        refused = replica.state is State.LOST
+        read = await self._try_scrape()
+        if refused and replica.state is State.LOST and replica.metrics.started is None:
+            self._begin_anew()  # nothing tells whether it is the same process; it went away, so it is not
+        if replica.state is not State.READY or not read or self._rounds % MODELS_EVERY == 0:
+            replica.models = await self._models()
+        self._rounds += 1
+        self._failures = 0
+        if replica.state is not State.READY:
+            said = await self._ready(replica)
+            was, replica.state, replica.why = replica.state, State.READY, ""
+            log.info("%s is ready%s: %s", replica.name, "" if was is State.UNSEEN else " again", said)
+
+    async def _try_scrape(self) -> bool:
+        """Read /metrics; a page that does not come, or makes no sense, says nothing of whether the replica serves."""
+        try:
+            await self._scrape()
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            self._replica.scraped_at = None
+            return False
+        return True
 
     def _failed(self, error: Exception) -> None:
         replica = self._replica

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+MAX_VALUE = 1e15
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -78,6 +79,8 @@ def read_metrics(text: str) -> Metrics:
             value = float(line.rpartition("}")[2].split()[0] if "}" in line else line.split()[1])
         except (ValueError, IndexError):
             continue
+        if not 0 <= value < MAX_VALUE:
+            continue  # NaN, infinities and numbers that no engine counts to
         if summed is not None:
             values[summed] = values.get(summed, 0.0) + value
         elif peak is not None:
@@ -117,4 +120,4 @@ def _joined(one: CacheConfig | None, other: CacheConfig) -> CacheConfig:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None
+    return int(text) if text is not None and text.isdecimal() and len(text) < 12 and int(text) > 0 else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from router.wire import errors
 from router.wire.http import Head, Headers, Request, request_head, response_head
-from router.wire.upstream import BrokenError, Pool, Upstream
+from router.wire.upstream import BrokenError, ExhaustedError, Pool, Upstream
 
 if TYPE_CHECKING:
     from router.wire.front import Front
@@ -31,13 +31,17 @@ class Ending(Enum):
     UNREACHED = "unreached"  # no connection, or it broke before the first byte of an answer
     SILENT = "silent"  # nothing came within the bound
     BROKEN = "broken"  # it broke in the middle; the client was told
+    EXHAUSTED = "exhausted"  # this process has no connection left to try with
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """`begun`: the replica had the whole request, so that its failure may be the request's doing."""
+
     ending: Ending
     status: int | None = None
     why: str = ""
+    begun: bool = False
 
 
 class Observer(Protocol):
@@ -66,16 +70,17 @@ class Attempt:
     """Sends one request to one replica and passes the answer on. Use once."""
 
     __slots__ = (
+        "_added",
         "_chunked",
         "_client",
         "_connection",
         "_done",
-        "_event_stream",
         "_last",
         "_loop",
         "_observer",
         "_out",
         "_patience",
+        "_plain_events",
         "_request",
         "_silent",
         "_status",
@@ -83,9 +88,13 @@ class Attempt:
         "_timer",
     )
 
-    def __init__(self, client: Front, request: Request, observer: Observer, patience: Patience) -> None:
+    def __init__(
+        self, client: Front, request: Request, observer: Observer, patience: Patience, added: Headers = ()
+    ) -> None:
+        """`added`: headers for the replica beside the client's own."""
         self._client = client
         self._request = request
+        self._added = added
         self._observer = observer
         self._patience = patience
         self._loop = asyncio.get_running_loop()
@@ -96,7 +105,7 @@ class Attempt:
         self._silent = True
         self._status: int | None = None
         self._chunked = False
-        self._event_stream = False
+        self._plain_events = False
         self._out: list[bytes] = []
         self._tail = b""
 
@@ -104,7 +113,11 @@ class Attempt:
         """Ends with the attempt; a cancelled one leaves the replica at once, so that it stops working for nobody."""
         address = pool.address
         head = request_head(
-            self._request, len(body), address.authority.encode("latin-1"), address.base.encode("latin-1")
+            self._request,
+            len(body),
+            address.authority.encode("latin-1"),
+            address.base.encode("latin-1"),
+            self._added,
         )
         head_only = self._request.method == b"HEAD"
         self._timer = self._loop.call_later(self._patience.first_byte, self._check_time)
@@ -125,6 +138,8 @@ class Attempt:
                 connection = await pool.connection(fresh=True)
         except BrokenError as error:
             return Outcome(Ending.UNREACHED, why=str(error))
+        except ExhaustedError:
+            return Outcome(Ending.EXHAUSTED)
         finally:
             self._timer.cancel()
             # Cancelling the task cancels the future it waits for.
@@ -149,7 +164,7 @@ class Attempt:
         self._status = head.status
         assert self._connection is not None
         if self._observer.retries(head.status):
-            self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}"))
+            self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}", begun=head.status == 500))
             self._connection.leave()
             return
         extra = self._observer.answering(head)
@@ -161,7 +176,9 @@ class Attempt:
         close = not self._client.keep_alive or (not bodiless and not measured and not request.http11)
         if close:
             request.keep_alive = False
-        self._event_stream = (head.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
+        kind = (head.header(b"content-type") or b"").lower()
+        # Into a compressed stream no plain event can be written.
+        self._plain_events = kind.startswith(b"text/event-stream") and head.header(b"content-encoding") is None
         self._client.begin(valve=self._connection)
         self._out.append(response_head(head, extra, chunked=self._chunked, close=close))
 
@@ -188,13 +205,13 @@ class Attempt:
 
     def broken(self, why: BrokenError) -> None:
         if self._silent:
-            self._settle(Outcome(Ending.UNREACHED, why=str(why)))
+            self._settle(Outcome(Ending.UNREACHED, why=str(why), begun=True))
         else:
             self._tell(str(why))
 
     def _tell(self, why: str) -> None:
         """The client has part of an answer: say that it is only a part."""
-        if self._event_stream and (self._chunked or not self._request.http11):
+        if self._plain_events and (self._chunked or not self._request.http11):
             event = errors.broken_stream(why).event()
             if self._tail and not self._tail.endswith(b"\n\n"):
                 event = b"\n\n" + event

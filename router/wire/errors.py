@@ -82,6 +82,15 @@ def too_many_connections(limit: int) -> Refusal:
     )
 
 
+def no_connection_left() -> Refusal:
+    return Refusal(
+        503,
+        "ServiceUnavailableError",
+        "The router may open no more connections (its limit of open files). Try again shortly.",
+        retry_after=1,
+    )
+
+
 def no_replica(why: str) -> Refusal:
     return Refusal(
         503, "ServiceUnavailableError", f"No replica can take this request: {why}. Try again shortly.", retry_after=1

@@ -7,10 +7,11 @@ arrive, and gives each request to `Door.serve` as a task that is cancelled the m
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httptools
 
@@ -18,14 +19,20 @@ from router.wire import errors
 from router.wire.http import Headers, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from router.wire.errors import Refusal
 
 log = logging.getLogger("warmroute.front")
 
-# Bytes kept of requests that a client sends ahead of its answers (pipelining) before we stop reading from it.
-AHEAD_BYTES = 64 * 1024
+# The most that a client may send ahead of its answers (pipelining).
+AHEAD_BYTES = 1024 * 1024
+# What framing one chunk may cost besides its data: its size, its line ends, a short extension.
+CHUNK_BYTES = 64
+# A body slower than this over a minute holds memory for nothing.
+MIN_BODY_BYTES_PER_SECOND = 1024
+# What HTTP is spoken with here; the parser knows the methods of RTSP and others too.
+METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"})
 # A slow reader may leave this much unsent before the replica's side is paused (uvloop's own default is 64 KiB).
 WRITE_HIGH_BYTES = 256 * 1024
 # After an early refusal the rest of the request is read and dropped this long, or the client's kernel would
@@ -59,7 +66,7 @@ class Limits:
 class Door:
     """What all client connections share."""
 
-    serve: Callable[[Request, Front], Awaitable[None]]
+    serve: Callable[[Request, Front], Coroutine[Any, Any, None]]
     limits: Limits
     connections: set[Front] = field(default_factory=set)
     held_bytes: int = 0
@@ -85,7 +92,10 @@ class Front(asyncio.Protocol):
     __slots__ = (
         "_ahead",
         "_body",
+        "_body_since",
         "_body_size",
+        "_chunks",
+        "_closing",
         "_door",
         "_head_seen",
         "_head_since",
@@ -94,10 +104,10 @@ class Front(asyncio.Protocol):
         "_in_body",
         "_lingering",
         "_loop",
+        "_overhead",
         "_parser",
         "_paused",
         "_progress",
-        "_reading_paused",
         "_ready",
         "_refusal",
         "_request",
@@ -105,6 +115,7 @@ class Front(asyncio.Protocol):
         "_task",
         "_tick",
         "_transport",
+        "_unsent",
         "_valve",
         "finished",
         "gone",
@@ -125,13 +136,16 @@ class Front(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_size = 0
         self._head_seen = 0  # bytes fed since the last message's end
-        self._head_since = 0.0
+        self._head_since = self._body_since = 0.0
+        self._overhead = 0  # bytes of a message that are no body: its head, chunk sizes, trailers
+        self._chunks = 0
         self._head_size = 0  # bytes of the request line and headers that were parsed
         self._in_body = False
         self._refusal: Refusal | None = None
         self._lingering = False
         self._paused = False
-        self._reading_paused = False
+        self._closing = False
+        self._unsent = 0
         self._valve: Valve | None = None
         self._progress = self._loop.time()
         self._tick: asyncio.TimerHandle | None = None
@@ -181,22 +195,29 @@ class Front(asyncio.Protocol):
         self._paused = False
         if self._valve is not None:
             self._valve.resume_reading()
+        elif self._task is None and not self._closing and not self._lingering:
+            if self._ready:
+                self._next()
+            elif self._ahead:
+                ahead, self._ahead = bytes(self._ahead), bytearray()
+                self._feed(ahead)
 
     def data_received(self, data: bytes) -> None:
         self._progress = self._loop.time()
-        if self._lingering:
+        if self._lingering or self._closing:
             return
-        if self._task is not None:
-            # The client is ahead of its answer. Reading goes on, since only reading shows that it left.
+        if self._task is not None or self._ready or self._paused:
+            # The client is ahead of its answer. Reading goes on, since only reading shows that it left; so it is broken
+            # off with one that is too far ahead.
             self._ahead += data
-            if len(self._ahead) > AHEAD_BYTES and not self._reading_paused and self._transport is not None:
-                self._reading_paused = True
-                self._transport.pause_reading()
+            if len(self._ahead) > AHEAD_BYTES:
+                self.abort()
             return
         self._feed(data)
 
     def _feed(self, data: bytes) -> None:
         upgrade = False
+        self._overhead += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -207,7 +228,9 @@ class Front(asyncio.Protocol):
         except httptools.HttpParserError as error:
             if self._refusal is None:
                 self._refusal = errors.bad_request(str(error) or type(error).__name__)
-        if not self._in_body and not self._ready:
+        if self._in_body:
+            self._bound_head(self._overhead - CHUNK_BYTES * self._chunks)
+        elif not self._ready:
             if not self._head_seen:
                 self._head_since = self._progress
             # Headers that never end are seen here only: the parser keeps them to itself until they do.
@@ -227,7 +250,8 @@ class Front(asyncio.Protocol):
         self._headers = []
         self._drop_body()
         self._in_body = False
-        self._head_seen = self._head_size = 0
+        self._head_seen = self._head_size = self._chunks = 0
+        self._overhead = 0
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -263,21 +287,31 @@ class Front(asyncio.Protocol):
                 expects = True
         if self._refusal is not None:
             return
-        if hosts > 1 or (hosts == 0 and self._parser.get_http_version() == "1.1"):
+        self._body_since = self._loop.time()
+        version = self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self._refusal = errors.bad_request("the version is neither 1.0 nor 1.1")
+        elif hosts > 1 or (hosts == 0 and version == "1.1"):
             self._refusal = errors.bad_request("exactly one Host header is needed")
-        elif self._parser.get_method() == b"CONNECT":
-            self._refusal = errors.bad_request("CONNECT is not served here")
+        elif (method := self._parser.get_method()) not in METHODS:
+            self._refusal = errors.bad_request(f"{method.decode('latin-1')} is not served here")
+        elif not self._target.startswith((b"/", b"http://", b"https://")) and self._target != b"*":
+            self._refusal = errors.bad_request("the target is no path")
         elif lengths > limits.body_bytes:
             self._refusal = errors.body_too_large(limits.body_bytes)
         elif self._door.held_bytes + lengths > limits.buffered_bytes:
             self._refusal = errors.out_of_memory(limits.buffered_bytes)
-        elif expects and self._transport is not None and self._task is None:
+        elif expects and version == "1.1" and self._transport is not None and self._task is None and not self._ready:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
 
     def on_body(self, piece: bytes) -> None:
         if self._refusal is not None:
             return
         limits = self._door.limits
+        self._overhead -= len(piece)
         self._body_size += len(piece)
         self._door.held_bytes += len(piece)
         self._body.append(piece)
@@ -294,7 +328,9 @@ class Front(asyncio.Protocol):
         target = self._target
         if not target.startswith((b"/", b"*")):
             # Absolute form (RFC 9112 3.2.2): what a client says to a proxy. Path and query are what counts here.
-            target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
+            rest = target.partition(b"://")[2]
+            cut = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
+            target = rest[cut:] if rest[cut : cut + 1] == b"/" else b"/" + rest[cut:]
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._ready.append(
             Request(
@@ -319,51 +355,55 @@ class Front(asyncio.Protocol):
     # -- one request after the other ----------------------------------------------------------------------------
 
     def _next(self) -> None:
-        self._request = self._ready.popleft()
+        """Serve the next request that has arrived, unless the client has yet to read what it was sent before."""
+        if self._paused:
+            return  # resume_writing goes on
+        request = self._request = self._ready.popleft()
         self.started = self.finished = False
-        self._task = self._loop.create_task(self._serve(self._request))
+        self._task = self._loop.create_task(self._door.serve(request, self))
+        # Not a `finally` inside the task: one that is cancelled before its first step never runs at all.
+        self._task.add_done_callback(functools.partial(self._served, request))
 
-    async def _serve(self, request: Request) -> None:
-        try:
-            await self._door.serve(request, self)
-        except asyncio.CancelledError:
-            if not self.gone:
-                self.abort()
-            return
-        except Exception:
-            log.exception("request failed inside the router: %s %r", request.method.decode("latin-1"), request.path)
+    def _served(self, request: Request, task: asyncio.Task[None]) -> None:
+        self._door.held_bytes -= len(request.body)
+        self._task = None
+        if task.cancelled():
+            self.abort()
+        elif (error := task.exception()) is not None:
+            method = request.method.decode("latin-1")
+            log.error("request failed inside the router: %s %r", method, request.path, exc_info=error)
             if not self.started:
                 self.refuse(errors.Refusal(500, "InternalServerError", "The router failed; its log says how."))
-        finally:
-            self._door.held_bytes -= len(request.body)
-            self._task = None
-            self._request = None
-            self._valve = None
-        if not self.gone:
+        self._request = None
+        self._valve = None
+        if not self.gone and not task.cancelled():
             self._after_answer(request)
 
     def _after_answer(self, request: Request) -> None:
         assert self._transport is not None
+        self._progress = self._loop.time()
         if not self.finished:
             self.abort()  # an answer was begun and nobody could finish it: only a broken connection says so honestly
         elif not request.keep_alive or self._door.closing:
-            self._transport.close()
+            self._close()
         elif self._ready:
             self._next()
-        else:
-            self._progress = self._loop.time()
-            if self._refusal is not None:
-                self._turn_away(self._refusal)
-                return
+        elif self._refusal is not None:
+            self._turn_away(self._refusal)
+        elif not self._paused:
             ahead, self._ahead = bytes(self._ahead), bytearray()
-            if self._reading_paused:
-                self._reading_paused = False
-                self._transport.resume_reading()
             if ahead:
                 self._feed(ahead)
 
     def close_if_idle(self) -> None:
-        if self._task is None and self._transport is not None:
+        """Close, unless a request is arriving or being answered."""
+        if self._task is None and not self._ready and not self._head_seen and not self._in_body:
+            self._close()
+
+    def _close(self) -> None:
+        """Close once the client has read what it was sent; `_check_time` sees to it that it does."""
+        self._closing = True
+        if self._transport is not None:
             self._transport.close()
 
     def _turn_away(self, refusal: Refusal) -> None:
@@ -374,7 +414,7 @@ class Front(asyncio.Protocol):
         self._transport.write(refusal.response(close=True))
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._loop.call_later(LINGER_SECONDS, self._transport.close)
+        self._loop.call_later(LINGER_SECONDS, self._transport.abort)
 
     # -- the answer ---------------------------------------------------------------------------------------------
 
@@ -432,21 +472,38 @@ class Front(asyncio.Protocol):
 
     def _check_time(self) -> None:
         """One lazy timer a connection, so that a request costs no timer of its own."""
-        if self._transport is None or self._lingering:
+        if self._transport is None or self._lingering or self.gone:
             return
-        if self._task is None:
-            limits = self._door.limits
-            quiet = self._loop.time() - self._progress
-            if self._in_body:
-                if quiet >= limits.body_seconds:
-                    self._turn_away(errors.too_slow("body", limits.body_seconds, "body_timeout_seconds"))
-                    return
-            elif self._head_seen:
-                # For the whole of them: a byte now and then is no progress.
-                if self._loop.time() - self._head_since >= limits.header_seconds:
-                    self._turn_away(errors.too_slow("headers", limits.header_seconds, "header_timeout_seconds"))
-                    return
-            elif quiet >= limits.idle_seconds:
-                self._transport.close()
-                return
+        if self._task is None and not self._judge_time():
+            return
         self._arm()
+
+    def _judge_time(self) -> bool:
+        """Whether the connection may go on as it is; it is ended here otherwise."""
+        assert self._transport is not None
+        limits = self._door.limits
+        now = self._loop.time()
+        unsent = self._transport.get_write_buffer_size()
+        if unsent:
+            # It has an answer to read. As long as it reads it may take its time.
+            if unsent != self._unsent:
+                self._unsent, self._progress = unsent, now
+            if now - self._progress >= limits.body_seconds:
+                self.abort()
+                return False
+        elif self._closing:
+            return True
+        elif self._in_body:
+            arriving = now - self._body_since
+            slow = arriving >= 60.0 and self._body_size < MIN_BODY_BYTES_PER_SECOND * arriving
+            if slow or now - self._progress >= limits.body_seconds:
+                self._turn_away(errors.too_slow("body", limits.body_seconds, "body_timeout_seconds"))
+                return False
+        elif self._head_seen:
+            # For the whole of them: a byte now and then is no progress.
+            if now - self._head_since >= limits.header_seconds:
+                self._turn_away(errors.too_slow("headers", limits.header_seconds, "header_timeout_seconds"))
+                return False
+        elif now - self._progress >= limits.idle_seconds:
+            self._close()
+        return True

@@ -86,10 +86,11 @@ def end_to_end(headers: Headers) -> Headers:
     ]
 
 
-def request_head(request: Request, length: int, authority: bytes, base_path: bytes) -> bytes:
-    """The request's head for a replica: same method, target and headers, this hop's own framing of `length` bytes."""
+def request_head(request: Request, length: int, authority: bytes, base_path: bytes, added: Headers = ()) -> bytes:
+    """The request's head for a replica: same method, target and headers and those `added`, this hop's own framing of
+    `length` bytes."""
     lines = [request.method, b" ", base_path, request.target, b" HTTP/1.1\r\nHost: ", authority, b"\r\n"]
-    for name, value in end_to_end(request.headers):
+    for name, value in (*end_to_end(request.headers), *added):
         if name.lower() not in (b"host", b"content-length"):
             lines += (name, b": ", value, b"\r\n")
     if length or request.method in (b"POST", b"PUT", b"PATCH"):
@@ -103,7 +104,7 @@ def response_head(head: Head, extra: Headers, *, chunked: bool, close: bool) -> 
     lines = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     for name, value in end_to_end(head.headers):
         # A length beside chunks is a smuggler's tool (RFC 9112 6.3); the chunks win.
-        if not (chunked and name.lower() == b"content-length"):
+        if not ((chunked or head.status == 204) and name.lower() == b"content-length"):
             lines += (name, b": ", value, b"\r\n")
     for name, value in extra:
         lines += (name, b": ", value, b"\r\n")

@@ -39,14 +39,24 @@ class Watch(Protocol):
 def _usage(answer: Answer, usage: object) -> None:
     if not isinstance(usage, dict):
         return
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if isinstance(prompt, int):
+    if (prompt := _count(usage.get("prompt_tokens"))) is not None:
         answer.prompt_tokens = prompt
-    if isinstance(completion, int):
+    if (completion := _count(usage.get("completion_tokens"))) is not None:
         answer.completion_tokens = completion
     details = usage.get("prompt_tokens_details")
-    if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
-        answer.cached_tokens = details["cached_tokens"]
+    if isinstance(details, dict) and (cached := _count(details.get("cached_tokens"))) is not None:
+        answer.cached_tokens = cached
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40 else None
+
+
+def _ids(value: object) -> list[int] | None:
+    """Token ids, if that is what it is."""
+    if not isinstance(value, list) or not all(type(each) is int and 0 <= each < 1 << 32 for each in value):
+        return None
+    return value
 
 
 class EventWatch:
@@ -54,7 +64,8 @@ class EventWatch:
 
     def __init__(self) -> None:
         self._answer = Answer()
-        self._rest = b""
+        self._rest: list[bytes] = []  # of a line that is not whole yet; in pieces, since joining each is quadratic
+        self._rest_bytes = 0
         self._skipping = False
         self._text: list[str] = []
         self._chars = 0
@@ -63,16 +74,24 @@ class EventWatch:
         self._opaque = False  # something other than plain text was generated, or too much of it
 
     def feed(self, piece: bytes) -> None:
-        lines = (self._rest + piece).split(b"\n") if self._rest else piece.split(b"\n")
-        self._rest = lines.pop()
+        lines = piece.split(b"\n")
+        rest = lines.pop()
+        if lines and self._rest:
+            lines[0] = b"".join((*self._rest, lines[0]))
+            self._rest.clear()
+            self._rest_bytes = 0
+        if rest:
+            self._rest.append(rest)
+            self._rest_bytes += len(rest)
         for line in lines:
             if self._skipping:
                 self._skipping = False
                 continue
             if line.startswith(b"data:"):
                 self._data(line[5:].strip())
-        if len(self._rest) > MAX_LINE_BYTES:
-            self._rest = b""
+        if self._rest_bytes > MAX_LINE_BYTES:
+            self._rest.clear()
+            self._rest_bytes = 0
             self._skipping = self._opaque = True
 
     def _data(self, data: bytes) -> None:
@@ -112,8 +131,8 @@ class EventWatch:
                 self._text.clear()
             else:
                 self._text.append(text)
-        ids = choice.get("token_ids")
-        if isinstance(ids, list):
+        ids = _ids(choice.get("token_ids"))
+        if ids is not None:
             self._ids_known = True
             if len(self._ids) <= MAX_TOKEN_IDS:
                 self._ids += ids
@@ -165,8 +184,7 @@ class JsonWatch:
             text = choice.get("text")
         if isinstance(text, str) and len(text) <= MAX_TEXT_CHARS:
             answer.text = text
-        if isinstance(ids := choice.get("token_ids"), list):
-            answer.token_ids = ids
+        answer.token_ids = _ids(choice.get("token_ids"))
         if isinstance(reason := choice.get("finish_reason"), str):
             answer.finish_reason = reason
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
 
 # A replica's own limit on header bytes is far below; beyond this it is not an HTTP server.
 MAX_HEAD_BYTES = 256 * 1024
+# What framing one chunk may cost besides its data.
+CHUNK_BYTES = 64
 
 
 class BrokenError(Exception):
     """The connection to a replica ended, or said something that is not HTTP, before its answer was whole."""
+
+
+class ExhaustedError(Exception):
+    """The process may not open another connection: no replica's fault."""
 
 
 class Sink(Protocol):
@@ -48,6 +55,8 @@ class Upstream(asyncio.Protocol):
         "_headers",
         "_keep_alive",
         "_loop",
+        "_nonsense",
+        "_overhead",
         "_paused",
         "_pool",
         "_reason",
@@ -77,6 +86,8 @@ class Upstream(asyncio.Protocol):
         self._surplus = False
         self._until_close = False
         self._keep_alive = False
+        self._nonsense = False
+        self._overhead = 0  # bytes of the answer since its head that are no body: chunk sizes, trailers
         self._paused = False
         self.reused = False
         self.answered = False  # at least one byte of the current answer has come
@@ -93,7 +104,8 @@ class Upstream(asyncio.Protocol):
         self._head_only = head_only
         self._head = None
         self._head_seen = 0
-        self._complete = self._surplus = self._until_close = self._keep_alive = False
+        self._complete = self._surplus = self._until_close = self._keep_alive = self._nonsense = False
+        self._overhead = 0
         self.answered = False
         self.sent_at = self._loop.time()
         if body:
@@ -133,6 +145,8 @@ class Upstream(asyncio.Protocol):
         self.answered = True
         if self._head is None:
             self._head_seen += len(data)
+        else:
+            self._overhead += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -145,8 +159,12 @@ class Upstream(asyncio.Protocol):
                 self._fail(f"its answer is not valid HTTP: {error}")
                 return
             self._surplus = True
-        if self._head is None and self._head_seen > MAX_HEAD_BYTES:
-            self._fail(f"its answer's headers exceed {MAX_HEAD_BYTES} bytes")
+        if self._nonsense:
+            self._fail("its answer's status makes no sense")
+            return
+        if (self._head_seen if self._head is None else self._overhead) > MAX_HEAD_BYTES:
+            part = "headers" if self._head is None else "trailers"
+            self._fail(f"its answer's {part} exceed {MAX_HEAD_BYTES} bytes")
             return
         if self._sink is None:
             return
@@ -180,7 +198,9 @@ class Upstream(asyncio.Protocol):
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.complete()  # its last write may pause us: only then may the connection be passed on
-        if self._head_only or self._until_close or self._surplus or not self._keep_alive:
+        unsent = self.transport is not None and self.transport.get_write_buffer_size() > 0
+        if self._head_only or self._until_close or self._surplus or unsent or not self._keep_alive:
+            # It answered before it had read the whole request: the rest would stand before the next one.
             # After HEAD the parser waits for a body that never comes; a new connection is cheaper than a second parser.
             if self.transport is not None:
                 self.transport.close()
@@ -209,6 +229,9 @@ class Upstream(asyncio.Protocol):
         status = self.parser.get_status_code()
         if 100 <= status < 200:
             return  # interim (RFC 9110 15.2): the answer proper follows
+        if not 200 <= status < 600 or b"\0" in self._reason:
+            self._nonsense = True
+            return
         head = Head(status, self._reason, self._headers)
         self._head = head
         if not head.bodiless and not self._head_only:
@@ -219,7 +242,11 @@ class Upstream(asyncio.Protocol):
         if self._head_only:
             self._complete = True
 
+    def on_chunk_header(self) -> None:
+        self._overhead = max(0, self._overhead - CHUNK_BYTES)
+
     def on_body(self, piece: bytes) -> None:
+        self._overhead = max(0, self._overhead - len(piece))
         if self._sink is not None and not self._complete:
             self._sink.body(piece)
 
@@ -254,6 +281,8 @@ class Pool:
         except TimeoutError:
             raise BrokenError(f"no connection within {self._connect_seconds:g} s (connect_timeout_seconds)") from None
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise ExhaustedError from None
             raise BrokenError(_name(error)) from None
         return connection
 
