@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -66,6 +68,10 @@ class Scripted:
         self.received: list[Received] = []
         self.models: list[dict[str, object]] = [{"id": "m", "object": "model", "root": "m", "max_model_len": 4096}]
         self.metrics = b"process_start_time_seconds 1.0\n"
+        self.base = b""
+        self.deaf = False
+        """Takes connections and probes and answers no probe, as a stopped process does."""
+        self.probes: list[Received] = []
         self.connections = 0
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -73,11 +79,15 @@ class Scripted:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.name}"
 
     @property
     def name(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"127.0.0.1:{self.port}{self.base.decode()}"
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._writers)
 
     async def start(self) -> Scripted:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=2**27)
@@ -104,10 +114,16 @@ class Scripted:
                 length = request.header(b"content-length")
                 if length:
                     request.body = await reader.readexactly(int(length))
-                if request.line.startswith(b"GET /v1/models HTTP"):
-                    writer.write(answer(json.dumps({"object": "list", "data": self.models}).encode()))
-                elif request.line.startswith(b"GET /metrics HTTP"):
-                    writer.write(answer(self.metrics, kind=b"text/plain"))
+                if request.line in (b"GET %s/v1/models HTTP/1.1" % self.base, b"GET %s/metrics HTTP/1.1" % self.base):
+                    self.probes.append(request)
+                    if self.deaf:
+                        await until_closed(request, reader)
+                    elif request.line.endswith(b"/metrics HTTP/1.1"):
+                        writer.write(answer(self.metrics, kind=b"text/plain"))
+                    else:
+                        writer.write(answer(json.dumps({"object": "list", "data": self.models}).encode()))
+                elif request.line == b"GET %s/kv_event_sources HTTP/1.1" % self.base:
+                    writer.write(answer(b'{"detail":"Not Found"}', status=b"404 Not Found"))
                 else:
                     self.received.append(request)
                     await self.script(request, reader, writer)
@@ -125,6 +141,13 @@ async def until_closed(request: Received, reader: asyncio.StreamReader) -> None:
         assert await reader.read() == b""
     request.aborted.set()
     raise ConnectionError("the router left")
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection with a reset."""
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
 
 
 async def within(awaitable: Awaitable[object]) -> object:
