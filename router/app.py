@@ -17,10 +17,12 @@ from router.admin.api import application
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
 from router.config import ConfigError, Settings
+from router.feeds import Feeds
 from router.fleet.discovery import Fleet
 from router.fleet.probe import Probe
 from router.fleet.rates import Rates
 from router.fleet.replica import State
+from router.fleet.subscription import SourceError, parse_sources
 from router.index.feedback import Feedback
 from router.index.memory import Index
 from router.journey import Journey, tell
@@ -34,6 +36,8 @@ from router.wire.upstream import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from prometheus_client.core import Metric
 
     from router.fleet.replica import Replica
 
@@ -72,6 +76,13 @@ class Router:
         self.leaving = False
         self.terminated = False
         """A supervisor ends us: load balancers are given the grace to look elsewhere."""
+        try:
+            self._event_sources = parse_sources(settings.events.event_sources)
+        except SourceError as error:
+            raise ConfigError(f"--event-sources {error}") from None
+        if unknown := [name for name in self._event_sources if name not in (each.name for each in self.fleet)]:
+            raise ConfigError(f"--event-sources names {unknown[0]}, which is not among the replicas")
+        self.feeds: Feeds | None = None
         self._stack = AsyncExitStack()
         self._pools: dict[str, Pool] = {}
         self._probes: list[Probe] = []
@@ -126,6 +137,17 @@ class Router:
         session = await self._stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), trust_env=False)
         )
+        self.feeds = Feeds(
+            self.index,
+            session,
+            ask=settings.events.kv_events,
+            configured=self._event_sources,
+            hash_seed=settings.prompt.hash_seed,
+            max_blocks=settings.choice.max_pool_blocks,
+            timeout_seconds=fleet.probe_timeout_seconds,
+            headers=self._probe_headers,
+        )
+        self._stack.push_async_callback(self.feeds.close)
         self._probes = [
             Probe(
                 replica,
@@ -184,10 +206,18 @@ class Router:
                 said.append(f"{card.id}, read as {reader.mode}")
             else:
                 said.append(f"{card.id}, an adapter of {card.parent}")
+        assert self.feeds is not None
+        said.append(await self.feeds.attach(replica, exact=self._exact(replica)))
         return "; ".join(said)
 
+    def _exact(self, replica: Replica) -> bool:
+        """Whether its prompts are read as token ids."""
+        return all(self.readers[card.id].exact for card in replica.models.values() if card.parent is None)
+
     def _restarted(self, replica: Replica) -> None:
-        self.index.restart(replica.name)
+        assert self.feeds is not None
+        if not self.feeds.restarted(replica.name, replica.metrics.started):
+            self.index.restart(replica.name)
         self.rates.forget(replica.name)
         self.feedback.forget(replica.name)
 
@@ -195,7 +225,8 @@ class Router:
         choice = self.settings.choice
         pool = replica.cache.capacity or choice.default_pool_blocks
         # What predictions proved too high for is not there for us, whatever the engine says.
-        pool = int(pool * self.feedback.of(replica.name).pool_share)
+        if self.feeds is None or not self.feeds.live(replica.name):
+            pool = int(pool * self.feedback.of(replica.name).pool_share)
         self.index.size(replica.name, min(max(1, pool), choice.max_pool_blocks))
 
     async def _sweep(self) -> None:
@@ -205,8 +236,7 @@ class Router:
                 pool.close_idle()
             for replica in self.fleet.ready():
                 self._sized(replica)
-                exact = all(self.readers[card.id].exact for card in replica.models.values() if card.parent is None)
-                metrics = replica.metrics
+                exact, metrics = self._exact(replica), replica.metrics
                 change = self.feedback.counted(replica.name, hits=metrics.hits, queries=metrics.queries, exact=exact)
                 if change is not None:
                     tell(change)
@@ -218,7 +248,7 @@ class Router:
             return ["the router is shutting down"]
         return self.fleet.missing()
 
-    def _gauges(self) -> Iterable[GaugeMetricFamily]:
+    def _gauges(self) -> Iterable[Metric]:
         def family(name: str, text: str) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"warmroute_{name}", text, labels=["replica"])
 
@@ -242,6 +272,8 @@ class Router:
             degraded.add_metric(label, float(record.cause is not None))
             error.add_metric(label, record.error)
         yield from (ready, in_flight, decoding, blocks, degraded, error, slowness)
+        if self.feeds is not None:
+            yield from self.feeds.metrics()
         door = self.door
         connections = GaugeMetricFamily("warmroute_client_connections", "Open connections from clients.")
         connections.add_metric([], len(door.connections) if door else 0)
@@ -272,6 +304,7 @@ class Router:
                     "algorithm": replica.algorithm,
                     "prefix_caching": replica.cache.prefix_caching,
                     "blocks_presumed": self.index.blocks(replica.name),
+                    "residency": self.feeds.describe(replica.name) if self.feeds is not None else None,
                     "in_flight": replica.load.in_flight,
                     "decoding": replica.load.decoding,
                     "waiting_ms": round(replica.load.waiting_ms(now), 3),
@@ -318,6 +351,8 @@ class Router:
                     f"    {replica.name}  ready: {', '.join(replica.models)}; "
                     f"{held if told else f'its metrics do not tell of its cache: assumed {held}'}"
                 )
+                if self.feeds is not None:
+                    lines.append(f"      cache contents: {self.feeds.describe(replica.name)}")
                 for card in replica.models.values():
                     if card.parent is None:
                         length = f", up to {card.max_model_len} tokens" if card.max_model_len else ""

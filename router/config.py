@@ -147,6 +147,22 @@ class Prompt(Section, frozen=True):
     ] = None
 
 
+class Events(Section, frozen=True):
+    """What replicas publish of their caches (vLLM's --kv-events-config). Without it, it is predicted."""
+
+    kv_events: Annotated[
+        bool, Meta(description="Ask each replica where it publishes (GET /kv_event_sources), and hear it.")
+    ] = True
+    event_sources: Annotated[
+        str,
+        Meta(
+            description="Sources of replicas that do not tell, as REPLICA[/RANK]=ENDPOINT[,REPLAY], separated by "
+            "spaces: `gpu1:8000=tcp://gpu1:5557,tcp://gpu1:5558`. With a wildcard the router listens and the engine "
+            "connects: `gpu2:8000=tcp://*:5557`."
+        ),
+    ] = ""
+
+
 class Choice(Section, frozen=True):
     """How a replica is chosen."""
 
@@ -196,6 +212,7 @@ class Settings(Section, frozen=True):
     listen: Listen = Listen()
     fleet: Fleet = Fleet()
     prompt: Prompt = Prompt()
+    events: Events = Events()
     choice: Choice = Choice()
     admin: Admin = Admin()
 
@@ -204,6 +221,7 @@ SECTIONS: dict[str, type[Section]] = {
     "listen": Listen,
     "fleet": Fleet,
     "prompt": Prompt,
+    "events": Events,
     "choice": Choice,
     "admin": Admin,
 }

@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from router.choose.explanation import Explanation
 from router.fleet.replica import SHUN_SECONDS
 from router.prompt.blocks import NO_EXTRA, Chain, Extra
+from router.prompt.hashing import Hashing
 from router.prompt.reader import PromptError, Reader
 from router.prompt.request import Ask, read, without_hand_off
 from router.wire import errors
@@ -57,6 +58,7 @@ GENERATING = ("/responses", "/messages", "/generate")
 USUAL_PROMPT_TOKENS = 4096
 # What a prompt that could not be read is taken to weigh, in bytes of body per token.
 BODY_BYTES_PER_TOKEN = 4
+RANK_HEADER = b"X-data-parallel-rank"
 T = TypeVar("T")
 # What is answered with these is worth asking another replica: it is down, starting, overloaded or broken.
 TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
@@ -75,7 +77,7 @@ class Prompt:
     """Why only load can guide its routing, if so."""
     answer_tokens: int = 0
     """What is expected to be generated."""
-    chains: dict[tuple[int, str, Extra], list[Chain]] = field(default_factory=dict)
+    chains: dict[tuple[int, Hashing | None, Extra], list[Chain]] = field(default_factory=dict)
     """The prompts' blocks, for each way in which replicas hash them."""
 
 
@@ -147,7 +149,7 @@ class Journey:
             replicas = self._candidates(ask.model, tried)
             if not replicas:
                 break
-            leg = self._choose(prompt, replicas)
+            leg = self._choose(prompt, replicas, _rank(request))
             if not tried:
                 self._telemetry.decision.observe(perf_counter() - reading)
             replica = leg.placement.replica
@@ -156,7 +158,7 @@ class Journey:
             leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
             patience = Patience(max(0.001, deadline - self._clock()), self._patience.idle)
             try:
-                last = await Attempt(client, request, leg, patience).run(self._pools[replica.name], body)
+                last = await Attempt(client, request, leg, patience, leg.added()).run(self._pools[replica.name], body)
             except asyncio.CancelledError:
                 self._dispatch.left(self._clock(), leg.placement)
                 raise
@@ -333,7 +335,7 @@ class Journey:
         left = [replica for replica in self._fleet.able(model) if replica.name not in tried]
         return [replica for replica in left if replica.shunned_until <= now] or left
 
-    def _choose(self, prompt: Prompt, replicas: list[Replica]) -> Leg:
+    def _choose(self, prompt: Prompt, replicas: list[Replica], rank: int | None) -> Leg:
         now = self._clock()
         ask = prompt.ask
         placement = self._dispatch.place(
@@ -344,6 +346,7 @@ class Journey:
             answer_tokens=prompt.answer_tokens,
             visible=ask.stream,
             sequences=max(1, len(prompt.prompts)) * min(ask.n, MAX_N),
+            rank=rank,
         )
         name = placement.replica.name
         if prompt.unread is not None:
@@ -352,7 +355,7 @@ class Journey:
         counters.prompt_tokens.inc(sum(prompt.tokens))
         counters.predicted_tokens.inc(hit)
         self._feedback.placed(name, hit)
-        return Leg(prompt, placement, self._first_token, show_choice=self._show_choice)
+        return Leg(prompt, placement, self._first_token, show_choice=self._show_choice, rank_given=rank is not None)
 
     # -- learn --------------------------------------------------------------------------------------------------
 
@@ -409,13 +412,26 @@ def _altered(reader: Reader, answer: Answer, tokens: int) -> bool:
     return tokens != answer.completion_tokens - 1
 
 
+def _rank(request: Request) -> int | None:
+    """The data-parallel rank that the client asks for (vLLM reads X-data-parallel-rank)."""
+    value = request.header(RANK_HEADER.lower())
+    return int(value) if value is not None and value.isdigit() and len(value) < 6 else None
+
+
 class Leg:
     """One request at one replica, as the wire sees it (an `Observer`): what to add to its answer, what that says."""
 
     def __init__(
-        self, prompt: Prompt, placement: Placement, first_token: Callable[[Leg], None], *, show_choice: bool
+        self,
+        prompt: Prompt,
+        placement: Placement,
+        first_token: Callable[[Leg], None],
+        *,
+        show_choice: bool,
+        rank_given: bool,
     ) -> None:
         self.prompt = prompt
+        self._rank_given = rank_given
         self.placement = placement
         self.may_retry: Callable[[int], bool] = lambda _: False
         self._first_token = first_token
@@ -423,6 +439,11 @@ class Leg:
         self._watch: Watch | None = None
         self._streamed = False
         self._clock = asyncio.get_running_loop().time
+
+    def added(self) -> Headers:
+        """Headers for the replica: the rank that was chosen, unless the client itself named one."""
+        rank = self.placement.decision.candidate.rank
+        return [] if rank is None or self._rank_given else [(RANK_HEADER, b"%d" % rank)]
 
     def retries(self, status: int) -> bool:
         return self.may_retry(status)

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -123,11 +123,11 @@ class Telemetry:
             counter = self._requests[key] = self.requests.labels(ending, f"{key[1]}xx" if status else "none")
         counter.inc()
 
-    def gauges(self, read: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
+    def gauges(self, read: Callable[[], Iterable[Metric]]) -> None:
         """Register gauges that are computed whenever someone asks: a replica that is gone leaves no series behind."""
 
         class Live(Collector):
-            def collect(self) -> Iterable[GaugeMetricFamily]:
+            def collect(self) -> Iterable[Metric]:
                 return read()
 
         self.registry.register(Live())

@@ -45,6 +45,8 @@ class Candidate:
     routed: float
     """Work it was given lately, in prefilled tokens' worth."""
     slowness: float = 1.0
+    rank: int | None = None
+    """The data-parallel rank that this is about, where ranks are told apart."""
 
     @property
     def hit(self) -> int:

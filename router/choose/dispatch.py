@@ -67,15 +67,17 @@ class Dispatch:
         answer_tokens: int,
         visible: bool,
         sequences: int = 1,
+        rank: int | None = None,
     ) -> Placement:
         """Choose among `replicas` (at least one) for prompts of `tokens`, and book it in the same breath.
 
         `chains` gives the prompts' blocks as a replica hashes them, none for a prompt that could not be read.
         `answer_tokens`: what is expected to be generated. `visible`: the first token will be seen.
-        `sequences`: how many the request is to an engine, one for each prompt and answer.
+        `sequences`: how many the request is to an engine, one for each prompt and answer. `rank`: the data-parallel
+        rank that the client asks for.
         """
         blocks = [chains(replica) for replica in replicas]
-        decision = self._decide(self._policy, now, replicas, blocks, tokens)
+        decision = self._decide(self._policy, now, replicas, blocks, tokens, rank)
         replica = replicas[decision.chosen]
         prefill_ms = decision.price.prefill_ms
         booking = replica.load.book(
@@ -88,7 +90,13 @@ class Dispatch:
         chosen = blocks[decision.chosen]
         for chain in chosen:
             # Present from the decision on, so that siblings follow before the first one is through.
-            self._index.record(replica.name, chain.keys)
+            self._index.record(
+                replica.name,
+                chain.keys,
+                now=now,
+                until=now + (decision.price.waiting_ms + prefill_ms) / 1000,
+                rank=decision.candidate.rank,
+            )
         return Placement(replica, replica.epoch, decision, booking, chosen, tokens, now)
 
     def weigh(
@@ -108,14 +116,21 @@ class Dispatch:
         replicas: Sequence[Replica],
         blocks: Sequence[Sequence[Blocks]],
         tokens: Sequence[int],
+        rank: int | None = None,
     ) -> Decision:
-        seen = [self._candidate(now, replica, chains, tokens) for replica, chains in zip(replicas, blocks, strict=True)]
+        seen = [
+            self._candidate(now, replica, chains, tokens, rank)
+            for replica, chains in zip(replicas, blocks, strict=True)
+        ]
         return decide(policy, seen, tokens, self._rates)
 
-    def _candidate(self, now: float, replica: Replica, chains: Sequence[Blocks], tokens: Sequence[int]) -> Candidate:
+    def _candidate(
+        self, now: float, replica: Replica, chains: Sequence[Blocks], tokens: Sequence[int], rank: int | None
+    ) -> Candidate:
         cached, continues = [], False
         for chain in chains:
-            match = self._index.match(replica.name, chain.keys)
+            match = self._index.match(replica.name, chain.keys, now, rank)
+            rank = match.rank  # all prompts of a request go to one
             usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
             tokens_held = usable * replica.block_size
             cached.append(tokens_held - tokens_held % replica.alignment)
@@ -133,6 +148,7 @@ class Dispatch:
             in_flight=load.in_flight + running + waiting,
             routed=load.routed(now),
             slowness=self._rates.slowness(replica.name),
+            rank=rank,
         )
 
     def first_token(self, now: float, placement: Placement) -> None:
@@ -154,8 +170,15 @@ class Dispatch:
     def answered(self, placement: Placement, chains: Sequence[Blocks]) -> None:
         """It was answered whole: these blocks, the answer's among them as far as they are known, are cached there."""
         if placement.epoch == placement.replica.epoch:
-            for chain in chains:
-                self._index.record(placement.replica.name, chain.keys, ended=True)
+            for place, chain in enumerate(chains):
+                self._index.record(
+                    placement.replica.name,
+                    chain.keys,
+                    ended=True,
+                    prompt_blocks=len(placement.chains[place].keys) if place < len(placement.chains) else 0,
+                    now=placement.chosen_at,
+                    rank=placement.decision.candidate.rank,
+                )
 
     def left(self, now: float, placement: Placement) -> None:
         """The client left. Before its prefill's turn is over the engine has not computed the prompt, and never will."""
@@ -170,4 +193,5 @@ class Dispatch:
         if placement.epoch == placement.replica.epoch:
             # An unread prompt has a hit (of none) but no chain.
             for chain, cached in zip(placement.chains, placement.decision.candidate.cached, strict=False):
-                self._index.forget(placement.replica.name, chain.keys[cached // placement.replica.block_size :])
+                computed = chain.keys[cached // placement.replica.block_size :]
+                self._index.forget(placement.replica.name, computed, placement.decision.candidate.rank)

@@ -12,6 +12,7 @@ from router.prompt.blocks import ALGORITHMS
 
 if TYPE_CHECKING:
     from router.config import Address
+    from router.prompt.hashing import Hashing
 
 # Scraped load older than this says nothing any more.
 STALE_SECONDS = 5.0
@@ -55,6 +56,8 @@ class Replica:
     load: Load = field(default_factory=Load)
     epoch: int = 0
     shunned_until: float = 0.0
+    hashing: Hashing | None = None
+    """How it names its blocks, where its KV events prove that."""
     heard_at: float = 0.0
     """When a byte last came from it, of an answer or a probe: who is heard is not lost, however late its probes are."""
     _strangers: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))

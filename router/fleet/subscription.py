@@ -165,7 +165,7 @@ class Subscription:
 
     async def _hear(self, socket: zmq.asyncio.Socket, monitor: zmq.Socket[bytes]) -> None:
         loop, feed, replay = asyncio.get_running_loop(), self._feed, self._source.replay
-        plain = zmq.Socket.shadow(socket.underlying)
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         check_at = loop.time()
         if replay is None:
             self.settled.set()
@@ -241,7 +241,7 @@ class Subscription:
             self._prepare(self._asking)
             self._asking.connect(endpoint)
         socket = self._asking
-        plain = zmq.Socket.shadow(socket.underlying)
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         # A REQ socket would send the empty frame by itself, but could read one answer only.
         await socket.send_multipart([b"", feed.ask().to_bytes(8, "big")])
         while await socket.poll(int(REPLAY_SECONDS * 1000)):

@@ -232,10 +232,10 @@ class Feed:
 
     # -- what they mean -----------------------------------------------------------------------------------------
 
-    def restarted(self, began: float) -> None:
-        """It is known from elsewhere that the engine's process began at `began`, unix seconds."""
-        if self._began is None or self._began < began:
-            self._floor = began
+    def restarted(self, began: float | None) -> None:
+        """It is known from elsewhere that the engine's process is another, begun at `began`, unix seconds, if known."""
+        if began is None or self._began is None or self._began < began:
+            self._floor = max(self._floor, began or 0.0)
             self._other_process(told=True)
             self._report()
 

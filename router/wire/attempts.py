@@ -89,7 +89,7 @@ class Attempt:
     )
 
     def __init__(
-        self, client: Front, request: Request, observer: Observer, patience: Patience, added: Headers = ()
+        self, client: Front, request: Request, observer: Observer, patience: Patience, added: Headers | None = None
     ) -> None:
         """`added`: headers for the replica beside the client's own."""
         self._client = client

@@ -86,11 +86,13 @@ def end_to_end(headers: Headers) -> Headers:
     ]
 
 
-def request_head(request: Request, length: int, authority: bytes, base_path: bytes, added: Headers = ()) -> bytes:
+def request_head(
+    request: Request, length: int, authority: bytes, base_path: bytes, added: Headers | None = None
+) -> bytes:
     """The request's head for a replica: same method, target and headers and those `added`, this hop's own framing of
     `length` bytes."""
     lines = [request.method, b" ", base_path, request.target, b" HTTP/1.1\r\nHost: ", authority, b"\r\n"]
-    for name, value in (*end_to_end(request.headers), *added):
+    for name, value in (*end_to_end(request.headers), *(added or ())):
         if name.lower() not in (b"host", b"content-length"):
             lines += (name, b": ", value, b"\r\n")
     if length or request.method in (b"POST", b"PUT", b"PATCH"):
