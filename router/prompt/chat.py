@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections import deque
@@ -15,10 +16,14 @@ import jinja2.meta
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from router.prompt.turns import MARK, analyse, marked, plain, tried
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jinja2.parser import Parser
+
+    from router.prompt.turns import Turns
 
 
 class TemplateError(Exception):
@@ -34,7 +39,22 @@ class ChatTemplate:
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._templates = dict(templates)
+        self._proven: dict[str, _Compiled] = {}
         self._special_tokens = dict(special_tokens)
+
+    def prove(self) -> None:
+        """Find out which of the model's templates write message by message; takes some 100 ms each."""
+        for source in self._templates.values():
+            with contextlib.suppress(TemplateError):  # it is told when a chat is rendered
+                compiled = _Compiled(source)
+                compiled.prove()
+                self._proven[source] = compiled
+
+    def _compile(self, tools: list[Any] | None, template: str | None) -> _Compiled:
+        if template is not None:
+            return _compiled(template)
+        source = self._source(tools)
+        return self._proven.get(source) or _compiled(source)
 
     @property
     def sources(self) -> str:
@@ -56,13 +76,39 @@ class ChatTemplate:
         `extra`: the request's `chat_template_kwargs`, which win over special tokens and `tools`. `template`: Jinja
         source from the request, in place of the model's. Raises TemplateError.
         """
-        compiled = _compiled(template if template is not None else self._source(tools))
+        compiled = self._compile(tools, template)
         chat = conversation(messages, compiled.content_format)
         if not compiled.knows_developer and any(m["role"] == "developer" for m in chat):
             chat = _developer_as_system(chat)
         if continue_final_message:
             return compiled.render_open(chat, self._variables(tools, add_generation_prompt, extra))
         return compiled.render(chat, self._variables(tools, add_generation_prompt, extra))
+
+    def turns(self, tools: list[Any] | None, template: str | None = None) -> Turns | None:
+        """How the template in use writes a chat message by message; None where it doesn't (or there is none)."""
+        return self._compile(tools, template).turns
+
+    def render_parts(
+        self,
+        messages: Sequence[Any],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+        template: str | None = None,
+    ) -> list[str] | None:
+        """The same text as `render` gives, in parts: what comes before the messages, each message, what comes behind.
+
+        None where the template doesn't write message by message, or not these. Raises TemplateError.
+        """
+        compiled = self._compile(tools, template)
+        if compiled.turns is None:
+            return None
+        chat = conversation(messages, compiled.content_format)
+        if not compiled.knows_developer and any(m["role"] == "developer" for m in chat):
+            return None
+        parts = compiled.render_parts(chat, self._variables(tools, add_generation_prompt, extra))
+        return parts if plain(parts, len(chat), 0) else None
 
     def _source(self, tools: list[Any] | None) -> str:
         if tools is not None and "tool_use" in self._templates:
@@ -235,10 +281,41 @@ class _Compiled:
             raise TemplateError(f"the chat template isn't valid Jinja: {error}") from error
         self.content_format: Literal["string", "openai"] = "openai" if _loops_over_content(tree) else "string"
         self.knows_developer = '"developer"' in source or "'developer'" in source
+        self.turns: Turns | None = None
+        self._parts: jinja2.Template | None = None
+
+    def prove(self) -> None:
+        """Find out whether the template writes message by message."""
+        environment = _environment()
+        tree = environment.parse(self._source)
+        if found := analyse(tree):
+            turns, loop = found
+            marked(tree, loop)
+            self._parts = jinja2.Template.from_code(
+                environment, environment.compile(tree), environment.make_globals(None)
+            )
+            if tried(turns, self._probe, parts_of_text=self.content_format == "openai"):
+                self.turns = turns
+
+    def _probe(self, chat: list[dict[str, Any]]) -> list[str] | None:
+        variables = {"tools": None, "documents": None, "bos_token": "<s>", "eos_token": "</s>"}
+        try:
+            parts = self.render_parts(chat, variables | {"add_generation_prompt": True})
+            return parts if "".join(parts) == self.render(chat, variables | {"add_generation_prompt": True}) else []
+        except TemplateError:
+            return None
+
+    def render_parts(self, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[str]:
+        assert self._parts is not None
+        return self._rendered(self._parts, chat, variables).split(MARK)
 
     def render(self, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        return self._rendered(self._template, chat, variables)
+
+    @staticmethod
+    def _rendered(template: jinja2.Template, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(messages=chat, **variables)
+            return template.render(messages=chat, **variables)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateError(f"the chat template refuses this chat: {error}") from error
         except RecursionError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tokenizers
+if TYPE_CHECKING:
+    import tokenizers
 
 log = logging.getLogger("warmroute.prompt")
 
@@ -70,8 +71,7 @@ def _made_up(reference: tokenizers.Tokenizer) -> list[str]:
         texts.append(reference.decode(ids, skip_special_tokens=False))
         texts.append("".join(reference.id_to_token(i) or "" for i in ids))
     for end in (0x80, 0x250, 0x3000, 0xD800, 0x11000):
-        for _ in range(20):
-            texts.append("".join(chr(chance.randrange(1, end)) for _ in range(60)))
+        texts += ["".join(chr(chance.randrange(1, end)) for _ in range(60)) for _ in range(20)]
     for _ in range(40):
         words = [
             chance.choice(added) if added and chance.random() < 0.4 else chance.choice(_TEXTS)[:20] for _ in range(12)

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+import xxhash
 
 from router.prompt.blocks import ByteHasher, Hasher
+from router.prompt.bodies import Bodies, State
 from router.prompt.chat import TemplateError, conversation
+from router.prompt.memo import Memo, Row, ids_in_pieces, seed, settled_in
+from router.prompt.segments import MIN_PIECE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from router.prompt.request import Ask
     from router.prompt.tokens import Tokenizer
 
 BYTES_PER_TOKEN = 4
 """What a token of text weighs on average; blocks of bytes are this many times the engine's block size."""
+
+T = TypeVar("T")
 
 _TAIL = 64  # characters of a prompt that may still merge with the answer's first ones
 
@@ -30,8 +40,13 @@ class Reader:
     name. Off, such a request can't be read (an engine without the flag refuses it).
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, *, trust_request_chat_template: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, memo: Memo | None = None, *, trust_request_chat_template: bool = False
+    ) -> None:
         self.tokenizer = tokenizer
+        self.memo = Memo(0) if memo is None else memo
+        self._bodies = Bodies(self.memo.bodies)
+        self._seed = seed("bytes") if tokenizer is None else seed("tokens", tokenizer.name)
         self._trust_request_chat_template = trust_request_chat_template
 
     @property
@@ -58,17 +73,164 @@ class Reader:
         return Hasher(algorithm, seed) if self.exact else ByteHasher(seed)
 
     def tokenize(self, ask: Ask) -> list[list[int]] | list[bytes]:
-        """The prompts of a request, in order: a chat is one, a completion may be several. Raises PromptError."""
+        """The prompts of a request, in order: a chat is one, a completion may be several. Raises PromptError.
+
+        From scratch: `rows` gives the same, in pieces that may be known.
+        """
+        self._begin(ask)
+        ask.load()
+        if self.tokenizer is None:
+            return [b"".join(_layout(ask))] if ask.kind == "chat" else [_as_bytes(p) for p in ask.prompts]
+        if ask.kind == "completion":
+            return [self._ids(p, ask) if isinstance(p, str) else self._given(p, ask) for p in ask.prompts]
+        return [self._ids(self._render(ask), ask)]
+
+    @staticmethod
+    def _begin(ask: Ask) -> None:
         ask.tails = []
         if ask.kind == "other":
             raise PromptError("the request has no prompt")
         if ask.truncate_prompt_tokens is not None:
             raise PromptError("a prompt that the engine cuts (truncate_prompt_tokens) can't be read")
+
+    def rows(self, ask: Ask) -> list[Row]:
+        """The prompts of a request, in order, as rows of pieces of which the memo knows some. Raises PromptError.
+
+        Leaves in the memo what the request's next turn will begin with.
+        """
+        self._begin(ask)
+        try:
+            if ask.kind == "completion":
+                return [self._completion(prompt, ask) for prompt in ask.prompts]
+            return [self._chat_bytes(ask) if self.tokenizer is None else self._chat_tokens(ask)]
+        except UnicodeEncodeError:
+            raise PromptError("text with lone surrogates has no tokens") from None
+        except ValueError as error:
+            raise PromptError(str(error)) from error
+
+    def _completion(self, prompt: str | list[int], ask: Ask) -> Row:
+        if not isinstance(prompt, str):
+            if self.tokenizer is None:
+                return Row(self.memo, [_as_bytes(prompt)], base=self._seed)
+            return Row(self.memo, ids_in_pieces(self._given(prompt, ask)), base=seed("ids"))
         if self.tokenizer is None:
-            return [_layout(ask)] if ask.kind == "chat" else [_as_bytes(p) for p in ask.prompts]
-        if ask.kind == "completion":
-            return [self._ids(p, ask) if isinstance(p, str) else self._given(p, ask) for p in ask.prompts]
-        return [self._ids(self._render(ask), ask)]
+            return Row(self.memo, [_as_bytes(prompt)], base=self._seed)
+        return self._text(prompt, ask)
+
+    def _text(self, text: str, ask: Ask) -> Row:
+        """A text that is tokenized as a whole, or in pieces that come to the same."""
+        assert self.tokenizer is not None
+        ask.tails.append(text[-_TAIL:])
+        if not ask.add_special_tokens:
+            return self._row(self.tokenizer.cutter.cut(text), self._seed)
+        if (bounds := self.tokenizer.bounds) is None:
+            ids = self._ids(text, ask)
+            ask.tails.pop()
+            return Row(self.memo, ids_in_pieces(ids), base=seed("ids"))
+        before, after = bounds
+        base = seed("with begin and end", self.tokenizer.name)
+        return self._row(self.tokenizer.cutter.cut(text), base, before=before or None, after=after or None)
+
+    def _row(self, pieces: list[str], base: int, **more: Any) -> Row:
+        assert self.tokenizer is not None
+        encode = self.tokenizer.encode_pieces
+        return Row(self.memo, pieces, base=base, encode=encode, tokenizer=self._seed, **more)
+
+    # -- chats whose beginning may be known ----------------------------------------------------------------------
+
+    def _chat_tokens(self, ask: Ask) -> Row:
+        assert self.tokenizer is not None
+        extra = self._variables(ask)
+        template = self.tokenizer.chat_template
+        assert template is not None
+        turns = None
+        if not ask.continue_final_message and not ask.add_special_tokens and ask.chat_template is None:
+            turns = _rendering(lambda: template.turns(ask.tools))
+        key = self._key(ask, extra) if turns is not None and ask.chat is not None else None
+        known = ask.chat.known if ask.chat is not None else None
+        if known is not None:
+            state = known.states.get(key) if key is not None else None
+            if state is not None and turns is not None:
+                parts = self._parts(known.short + ask.messages, ask, extra)
+                if parts is not None and _opening(parts) == state.opening:
+                    fresh = turns.new(parts, len(ask.messages))
+                    return self._go_on(ask, state, key, fresh, turns.settled(fresh)[0], again=True)
+            ask.load()
+        parts = self._parts(ask.messages, ask, extra) if key is not None else None
+        if parts is None:
+            return self._text(self._render(ask), ask)
+        assert turns is not None
+        start = State(self._seed, "", _opening(parts))
+        return self._go_on(ask, start, key, parts, turns.settled(parts)[0], again=False)
+
+    def _go_on(
+        self, ask: Ask, start: State, key: bytes | None, parts: Sequence[str], settled: str, *, again: bool
+    ) -> Row:
+        """The row of a text that goes on with `parts`, of which `settled` stays however the chat goes on."""
+        assert self.tokenizer is not None
+        assert isinstance(start.rest, str)
+        text = start.rest + "".join(parts)
+        pieces = self.tokenizer.cutter.cut(text)
+        ask.tails.append(text[-_TAIL:])
+        row = self._row(pieces, start.base, again=self._again(ask) if again else None)
+        count, rest = settled_in(pieces, len(start.rest) + len(settled), self.tokenizer.cutter.longest)
+        self._keep(ask, key, row, count, State(0, rest, start.opening))
+        return row
+
+    def _chat_bytes(self, ask: Ask) -> Row:
+        key = None if ask.chat is None or ask.continue_final_message else self._key(ask, {})
+        known = ask.chat.known if ask.chat is not None else None
+        state = known.states.get(key) if known is not None and key is not None else None
+        if state is None:
+            ask.load()
+            state = State(self._seed, b"", 0)
+            layout = _layout(ask)
+            again = None
+        else:
+            layout = [b"", *_layout(ask)[1:]]
+            again = self._again(ask)
+        assert isinstance(state.rest, bytes)
+        # A piece ends with a message, once it is long enough.
+        pieces, open_piece = [], state.rest
+        for part in layout[:-1]:
+            open_piece += part
+            if len(open_piece) >= MIN_PIECE:
+                pieces.append(open_piece)
+                open_piece = b""
+        row = Row(self.memo, [*pieces, open_piece + layout[-1]], base=state.base, again=again)
+        self._keep(ask, key, row, len(pieces), State(0, open_piece, 0))
+        return row
+
+    def _keep(self, ask: Ask, key: bytes | None, row: Row, count: int, state: State) -> None:
+        """Remember that `row` stays for its first `count` pieces, and `state` for what comes behind them."""
+        if key is not None and ask.chat is not None and self.memo.bodies.limit:
+            base = row.sums[count - 1] if count else row.base
+            self._bodies.keep(ask.chat, key, State(base, state.rest, state.opening))
+
+    def _again(self, ask: Ask) -> Callable[[], Row]:
+        def again() -> Row:
+            ask.load()
+            (row,) = self.rows(ask)
+            return row
+
+        return again
+
+    def _key(self, ask: Ask, extra: dict[str, Any]) -> bytes | None:
+        """All that a rendering depends on but the messages."""
+        try:
+            what = [str(self._seed), ask.tools, ask.add_generation_prompt, extra]
+            return orjson.dumps(what)
+        except (TypeError, orjson.JSONEncodeError):
+            return None
+
+    def _parts(self, messages: list[Any], ask: Ask, extra: dict[str, Any]) -> list[str] | None:
+        template = self.tokenizer.chat_template if self.tokenizer is not None else None
+        assert template is not None
+        return _rendering(
+            lambda: template.render_parts(
+                messages, tools=ask.tools, add_generation_prompt=ask.add_generation_prompt, extra=extra
+            )
+        )
 
     def answer(
         self,
@@ -120,7 +282,8 @@ class Reader:
             raise PromptError(str(error)) from error
         return ids
 
-    def _render(self, ask: Ask) -> str:
+    def _variables(self, ask: Ask) -> dict[str, Any]:
+        """What the request adds to the template's variables. Raises PromptError."""
         assert self.tokenizer is not None
         if ask.chat_template is not None and not self._trust_request_chat_template:
             raise PromptError("the request brings its own chat template")
@@ -134,8 +297,15 @@ class Reader:
         if ask.reasoning_effort is not None:
             extra["reasoning_effort"] = ask.reasoning_effort
             extra.setdefault("enable_thinking", ask.reasoning_effort != "none")
-        try:
-            return self.tokenizer.chat_template.render(
+        return extra
+
+    def _render(self, ask: Ask) -> str:
+        extra = self._variables(ask)
+        assert self.tokenizer is not None
+        template = self.tokenizer.chat_template
+        assert template is not None
+        return _rendering(
+            lambda: template.render(
                 ask.messages,
                 tools=ask.tools,
                 add_generation_prompt=ask.add_generation_prompt,
@@ -143,8 +313,19 @@ class Reader:
                 extra=extra,
                 template=ask.chat_template,
             )
-        except TemplateError as error:
-            raise PromptError(str(error)) from error
+        )
+
+
+def _rendering(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except TemplateError as error:
+        raise PromptError(str(error)) from error
+
+
+def _opening(parts: Sequence[str]) -> int:
+    """A digest of what stands before the first message: it may hold what is no request's doing, such as a date."""
+    return xxhash.xxh3_64_intdigest(parts[0].encode("utf-8", "surrogatepass"))
 
 
 def _as_bytes(prompt: str | list[int]) -> bytes:
@@ -154,13 +335,11 @@ def _as_bytes(prompt: str | list[int]) -> bytes:
     return array("I", prompt).tobytes()
 
 
-def _layout(ask: Ask) -> bytes:
+def _layout(ask: Ask) -> list[bytes]:
     """A chat in a layout of our own, in which earlier messages are a prefix of later ones and an answer goes on where
-    the prompt ends.
+    the prompt ends: the tools, each message, what the answer begins with.
     """
-    pieces = []
-    if ask.tools:
-        pieces.append(f"\x1etools\n{json.dumps(ask.tools)}\x1f\n")
+    pieces = [f"\x1etools\n{json.dumps(ask.tools)}\x1f\n" if ask.tools else ""]
     for message in ask.messages:
         if not isinstance(message, dict):
             raise PromptError("a message is an object")
@@ -173,6 +352,5 @@ def _layout(ask: Ask) -> bytes:
         pieces.append(f"\x1e{seen.get('role')}\n{seen['content']}\x1f{json.dumps(rest) if rest else ''}\n")
     if ask.continue_final_message:
         pieces[-1] = pieces[-1].partition("\x1f")[0]
-    elif ask.add_generation_prompt:
-        pieces.append("\x1eassistant\n")
-    return "".join(pieces).encode("utf-8", "surrogatepass")
+    pieces.append("\x1eassistant\n" if ask.add_generation_prompt and not ask.continue_final_message else "")
+    return [piece.encode("utf-8", "surrogatepass") for piece in pieces]

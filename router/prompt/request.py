@@ -13,12 +13,25 @@ from typing import Any, Literal
 
 import orjson
 
+from router.prompt.bodies import STEP, Chat, Known, split
+
 HAND_OFF_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Members by which a proxy steers KV transfer between engines. Sent by a client they can pin an engine's blocks or end
 its process, so the router never passes a client's own ones on."""
 
+CARRIERS = frozenset({"vllm_xargs", "sampling_params", "extra_args", "extra_body"})
+"""Members that an engine unfolds into a request's own (vLLM v1/request.py reads kv_transfer_params from extra_args): a
+hand-off inside them is one."""
+
+_CARRIED = 4  # how deep carriers may lie in one another; an engine unfolds two
+
+# Beyond this a digest of the body would take too long for where it is made, on the event loop.
+_MOST_KNOWN = 8 * 1024 * 1024
+
+_CHAT = "/v1/chat/completions"
+
 _KINDS: dict[str, Literal["chat", "completion"]] = {
-    "/v1/chat/completions": "chat",
+    _CHAT: "chat",
     "/v1/completions": "completion",
 }
 
@@ -29,7 +42,7 @@ class Ask:
 
     `kind` "other" has no prompt to look up: it is routed by load. `n` is the number of answers per prompt.
     `max_tokens` is the bound on each answer's tokens (`max_completion_tokens` wins). `hand_off`: the body has a
-    top-level member of HAND_OFF_KEYS.
+    member of HAND_OFF_KEYS, at its top or in CARRIERS.
     """
 
     kind: Literal["chat", "completion", "other"] = "other"
@@ -53,22 +66,45 @@ class Ask:
     truncate_prompt_tokens: int | None = None
     tails: list[str] = field(default_factory=list, repr=False)
     """The last characters of each rendered prompt, which `Reader.tokenize` leaves for `Reader.answer`."""
+    chat: Chat | None = field(default=None, repr=False)
+    """A chat body that may be remembered. If its beginning is known, `messages` are only those behind it until
+    `load` is called."""
+
+    def load(self) -> None:
+        """Read all messages."""
+        if self.chat is not None and self.chat.known is not None:
+            self.messages = orjson.loads(self.chat.body)["messages"]
+            self.chat = Chat(self.chat.body, self.chat.marks, None, self.messages)
 
 
-def read(path: str, body: bytes) -> Ask:
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a body begins with: its digests, and the longest beginning that is known."""
+
+    marks: list[int]
+    known: Known | None
+
+
+def can_be_known(path: str, body: bytes) -> bool:
+    """Whether a body is of a kind whose beginnings are remembered."""
+    return STEP <= len(body) <= _MOST_KNOWN and path.partition("?")[0] == _CHAT
+
+
+def read(path: str, body: bytes, beginning: Beginning | None = None) -> Ask:
     """Read a request. `path` may carry a query string. Never raises."""
     kind = _KINDS.get(path.partition("?")[0])
+    chat = Chat(body, beginning.marks, beginning.known, []) if beginning is not None else None
     try:
-        value = _loads(body)
+        value = _loads(body, chat)
     except (ValueError, RecursionError):
         # An engine with a deeper stack may still read it, so what mustn't reach it is looked for without one.
-        return Ask(hand_off=bool(_hand_off_members(body)))
+        return Ask(hand_off=_found_by_scan(body))
     if not isinstance(value, dict):
         return Ask()
     ask = Ask(
         model=_typed(value, "model", str),
         stream=value.get("stream") is True,
-        hand_off=not HAND_OFF_KEYS.isdisjoint(value),
+        hand_off=_hands_off(value),
         cache_salt=_typed(value, "cache_salt", str) or None,
         max_tokens=_count(value, "max_completion_tokens"),
         n=_count(value, "n") or 1,
@@ -78,8 +114,9 @@ def read(path: str, body: bytes) -> Ask:
     options = value.get("stream_options")
     ask.include_usage = isinstance(options, dict) and options.get("include_usage") is True
     ask.truncate_prompt_tokens = _typed(value, "truncate_prompt_tokens", int)
-    if kind == "chat" and isinstance(messages := value.get("messages"), list) and messages:
-        ask.kind, ask.messages = kind, messages
+    messages = chat.messages if chat is not None else value.get("messages")
+    if kind == "chat" and isinstance(messages, list) and (messages or (chat is not None and chat.known is not None)):
+        ask.kind, ask.messages, ask.chat = kind, messages, chat
         ask.tools = _typed(value, "tools", list)
         ask.documents = _typed(value, "documents", list)
         ask.reasoning_effort = _typed(value, "reasoning_effort", str)
@@ -95,22 +132,15 @@ def read(path: str, body: bytes) -> Ask:
 
 
 def without_hand_off(body: bytes) -> bytes:
-    """The same bytes less the top-level members of HAND_OFF_KEYS, each with one comma; every other byte untouched."""
-    members = _hand_off_members(body)
-    if not members:
+    """The same bytes less the members of HAND_OFF_KEYS, each with one comma, at its top and in CARRIERS; every other
+    byte untouched.
+    """
+    if (found := _decoded(body)) is None:
         return body
-    text, codec, every = members
-    cut: list[tuple[int, int]] = []
-    comma_of_last_kept: int | None = None
-    for member in every:
-        if member.name not in HAND_OFF_KEYS:
-            comma_of_last_kept = member.comma
-            continue
-        cut.append((member.start, member.end))
-        # A last member has no comma of its own: the one that led to it goes.
-        comma = comma_of_last_kept if member.comma is None else member.comma
-        if comma is not None:
-            cut.append((comma, comma + 1))
+    text, codec = found
+    cut = _cut(text, 0, len(text), _CARRIED)
+    if not cut:
+        return body
     pieces, done = [], 0
     for start, end in sorted(cut):
         pieces.append(text[done:start])
@@ -119,12 +149,51 @@ def without_hand_off(body: bytes) -> bytes:
     return codec.encode("".join(pieces))
 
 
-def _loads(body: bytes) -> Any:
-    """As the engine would: starlette hands the bytes to json.loads. orjson is first, being stricter and much faster."""
+def _cut(text: str, start: int, end: int, carriers: int) -> list[tuple[int, int]]:
+    """What of the object in `text[start:end]` must go, as ranges. `carriers`: how many more levels are looked into."""
+    cut: list[tuple[int, int]] = []
+    comma_of_last_kept: int | None = None
+    for member in _members(text, start, end):
+        if member.name not in HAND_OFF_KEYS:
+            comma_of_last_kept = member.comma
+            if carriers and member.name in CARRIERS:
+                cut += _cut(text, member.value, member.end, carriers - 1)
+            continue
+        cut.append((member.start, member.end))
+        # A last member has no comma of its own: the one that led to it goes.
+        comma = comma_of_last_kept if member.comma is None else member.comma
+        if comma is not None:
+            cut.append((comma, comma + 1))
+    return cut
+
+
+def _hands_off(value: dict[str, Any], carriers: int = _CARRIED) -> bool:
+    if not HAND_OFF_KEYS.isdisjoint(value):
+        return True
+    inner = (value.get(name) for name in CARRIERS) if carriers else ()
+    return any(isinstance(each, dict) and _hands_off(each, carriers - 1) for each in inner)
+
+
+def _loads(body: bytes, chat: Chat | None = None) -> Any:
+    """As the engine would: starlette hands the bytes to json.loads. orjson is first, being stricter and much faster.
+
+    Fills in the messages of `chat`; of a body whose beginning is known, only the rest is parsed.
+    """
     try:
-        return orjson.loads(body)
+        if chat is not None and chat.known is not None:
+            found = split(body, chat.known)
+            if found is not None:
+                value, chat.messages = found
+                return value
+            chat.known = None
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return json.loads(body)
+        value = json.loads(body)
+        if chat is not None:
+            chat.known, chat.marks = None, []
+    if chat is not None and isinstance(value, dict) and isinstance(messages := value.get("messages"), list):
+        chat.messages = messages
+    return value
 
 
 def _typed(value: dict[str, Any], name: str, kind: type) -> Any:
@@ -158,6 +227,7 @@ def _are_ids(ids: list[Any]) -> bool:
 class _Member:
     name: str
     start: int  # of the key's quote
+    value: int  # where the value begins, or the white space before it
     end: int  # after the value
     comma: int | None  # the comma that follows it, if one does
 
@@ -191,45 +261,51 @@ def _codec(body: bytes) -> _Codec:
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\],:]', re.DOTALL)
 
 
-def _hand_off_members(body: bytes) -> tuple[str, _Codec, list[_Member]] | None:
-    """The body's text, encoding and top-level members if one of them is a hand-off; None otherwise.
-
-    Scans without recursion, so that nesting too deep for a parser hides nothing.
-    """
+def _decoded(body: bytes) -> tuple[str, _Codec] | None:
+    """The body's text and encoding, where it may hold a hand-off at all; None otherwise."""
     if b"transfer_params" not in body and b"\\u" not in body and b"\0" not in body:
         return None  # neither plainly, nor in escapes, nor in an encoding of wider characters
     codec = _codec(body)
     try:
-        text = codec.decode(body)
+        return codec.decode(body), codec
     except UnicodeDecodeError:
         return None
-    members = _members(text)
-    return (text, codec, members) if any(m.name in HAND_OFF_KEYS for m in members) else None
 
 
-def _members(text: str) -> list[_Member]:
-    """The members of the object that `text` holds, in order; none where it holds anything else."""
+def _found_by_scan(body: bytes) -> bool:
+    """Whether a body that no parser here reads holds a hand-off. Scans without recursion, so that nesting too deep for
+    a parser hides nothing.
+    """
+    found = _decoded(body)
+    return found is not None and bool(_cut(found[0], 0, len(found[0]), _CARRIED))
+
+
+def _members(text: str, start: int, end: int) -> list[_Member]:
+    """The members of the object that `text[start:end]` holds, in order; none where it holds anything else."""
     members: list[_Member] = []
     depth = 0
     key: re.Match[str] | None = None
-    for token in _TOKEN.finditer(text):
+    value = 0
+    for token in _TOKEN.finditer(text, start, end):
         mark = text[token.start()]
         if mark in "{[":
-            if depth == 0 and (mark == "[" or text[: token.start()].strip(" \t\n\r")):
+            if depth == 0 and (mark == "[" or text[start : token.start()].strip(" \t\n\r")):
                 return []
             depth += 1
         elif depth == 1 and mark == '"' and key is None:
             key = token
+        elif depth == 1 and mark == ":" and not value:
+            value = token.end()
         elif depth == 1 and mark in ",}" and key is not None:
-            end = token.start()
-            while text[end - 1] in " \t\n\r":
-                end -= 1
+            after = token.start()
+            while text[after - 1] in " \t\n\r":
+                after -= 1
             try:
                 name = json.loads(key.group())
             except ValueError:
                 return []
-            members.append(_Member(name, key.start(), end, token.start() if mark == "," else None))
-            key = None
+            members.append(_Member(name, key.start(), value, after, token.start() if mark == "," else None))
+            key, value = None, 0
         if mark in "}]":
             depth -= 1
             if depth == 0:

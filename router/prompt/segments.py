@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,9 @@ class Cutter:
 
     def __init__(self, marks: Sequence[str]) -> None:
         self.marks = tuple(marks)
-        self._begin = os.path.commonprefix(self.marks) if self.marks else ""
+        self.longest = max(map(len, self.marks), default=0)
+        """Characters in the longest mark."""
+        self._begin = _common_beginning(self.marks)
         longest_first = sorted(self.marks, key=len, reverse=True)
         self._mark = re.compile("|".join(map(re.escape, longest_first)))
 
@@ -116,6 +117,16 @@ def holds(encode: Callable[[str], list[int]], cutter: Cutter) -> bool:
         if encode(text) != encode(text[:first]) + encode(text[first:]):
             return False
     return True
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    if not texts:
+        return ""
+    low, high = min(texts), max(texts)
+    same = 0
+    while same < len(low) and low[same] == high[same]:
+        same += 1
+    return low[:same]
 
 
 def _overlap(a: str, b: str) -> bool:

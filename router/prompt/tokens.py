@@ -49,6 +49,8 @@ class Tokenizer:
         self.vocab_size: int = engine.get_vocab_size(with_added_tokens=True)
         self.chat_template = chat_template
         self.eos_token_ids = eos_token_ids
+        if chat_template is not None:
+            chat_template.prove()
         self.cutter = self._cutter()
         self._bounds = self._begin_and_end()
 

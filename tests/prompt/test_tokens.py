@@ -5,7 +5,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.prompt.chat import TemplateError
@@ -27,6 +27,7 @@ def change(path: Path, **members: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | members))
 
 
+@settings(deadline=None)  # the first one loads it
 @given(st.text(max_size=80))
 def test_the_tiny_tokenizer_keeps_any_text(text: str) -> None:
     tokenizer = tiny()

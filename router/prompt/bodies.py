@@ -1,0 +1,216 @@
+"""Request bodies whose beginning was read before: only the messages behind it are parsed.
+
+A chat's next request begins with the bytes of the one before. A digest of the body is taken every STEP bytes; the
+deepest one that is known leads to the body that had it, and so to the end of that body's last message.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+import xxhash
+
+from router.prompt.turns import stand_in
+
+if TYPE_CHECKING:
+    from router.prompt.cache import Bounded
+
+STEP = 4096
+"""Bytes between two digests of a body."""
+
+_MOST_AT_A_MARK = 8
+_MOST_STATES = 4
+_LONGEST_REST = 16 * 1024
+
+# No client can know this member's name.
+_OURS = f"_{secrets.token_hex(8)}"
+_MESSAGES = re.compile(rb'"messages"[ \t\n\r]*:[ \t\n\r]*\[')
+_BETWEEN = re.compile(rb"[ \t\n\r]*,?[ \t\n\r]*")
+_SPACE = re.compile(rb"[ \t\n\r]*")
+_Spans = msgspec.defstruct("_Spans", [(_OURS, list[msgspec.Raw])])
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a chat's rendering stands at the end of its known messages.
+
+    `base`: the digest of its pieces there (memo.Row). `rest`: the text behind these, which belongs to no piece yet.
+    `opening`: a digest of what the template writes first, which may be a date.
+    """
+
+    base: int
+    rest: str | bytes
+    opening: int
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """The beginning of a body, up to the end of a message.
+
+    `end`: its length in bytes; `digest` covers those from the last mark on. `head`: the members before the messages.
+    `count`: its messages, `short` these with their middle left out (turns.stand_in). `states`: where their rendering
+    stands, by all that it depends on but messages.
+    """
+
+    end: int
+    digest: int
+    head: dict[str, Any]
+    count: int
+    short: list[Any]
+    short_bytes: int
+    states: dict[bytes, State] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> int:
+        """Bytes, about."""
+        rests = sum(300 + 2 * len(state.rest) for state in self.states.values())
+        return 1000 + 2 * self.short_bytes + rests
+
+
+def marks(body: bytes) -> list[int]:
+    """The digest of the first STEP bytes, of the first 2 * STEP bytes, and so on."""
+    state, view = xxhash.xxh3_128(), memoryview(body)
+    found = []
+    for start in range(0, len(body) - STEP + 1, STEP):
+        state.update(view[start : start + STEP])
+        found.append(state.intdigest())
+    return found
+
+
+@dataclass(slots=True)
+class Chat:
+    """A chat body. `messages` are those behind `known`; all of them where nothing is known."""
+
+    body: bytes
+    marks: list[int]
+    known: Known | None
+    messages: list[Any]
+
+
+class Bodies:
+    """Finds and keeps the beginnings of chat bodies."""
+
+    def __init__(self, kept: Bounded[list[Known]]) -> None:
+        self._kept = kept
+
+    def find(self, body: bytes, digests: list[int]) -> Known | None:
+        """The longest beginning of `body` that is known."""
+        for at in range(len(digests) - 1, -1, -1):
+            for known in self._kept.get(digests[at]) or ():
+                begin = (at + 1) * STEP
+                if known.end <= len(body) and known.digest == _digest(body, begin, known.end):
+                    return known
+        return None
+
+    def keep(self, chat: Chat, key: bytes, state: State) -> None:
+        """Remember where a chat's rendering stands at the end of its last message."""
+        if len(state.rest) > _LONGEST_REST:
+            return
+        known = chat.known
+        if known is not None and not chat.messages:
+            self._add_state(chat, known, key, state)
+            return
+        if (found := _ends(chat)) is None:
+            return
+        end, head, sizes = found
+        mark = end // STEP
+        if not 0 < mark <= len(chat.marks):
+            return
+        # Of a chat with its middle left out, again: what was left out is still even in number.
+        short = stand_in([*(known.short if known is not None else ()), *chat.messages])
+        weight = sum(sizes[-4:]) + (known.short_bytes if known is not None else sum(sizes[:2]))
+        new = Known(
+            end=end,
+            digest=_digest(chat.body, mark * STEP, end),
+            head=head,
+            count=(known.count if known is not None else 0) + len(chat.messages),
+            short=short,
+            short_bytes=min(weight, len(chat.body)),
+            states={key: state},
+        )
+        self._put(chat.marks[mark - 1], new)
+
+    def _add_state(self, chat: Chat, known: Known, key: bytes, state: State) -> None:
+        if key in known.states and known.states[key] == state:
+            return
+        states = {**known.states, key: state}
+        while len(states) > _MOST_STATES:
+            del states[next(iter(states))]
+        known.states = states
+        self._put(chat.marks[known.end // STEP - 1], known)
+
+    def _put(self, mark: int, new: Known) -> None:
+        old = self._kept.get(mark) or []
+        others = [known for known in old if (known.end, known.digest) != (new.end, new.digest)]
+        # The longest first: it leaves the least to do.
+        row = sorted([new, *others[: _MOST_AT_A_MARK - 1]], key=lambda known: -known.end)
+        self._kept.put(mark, row, sum(known.weight for known in row))
+
+
+def split(body: bytes, known: Known) -> tuple[dict[str, Any], list[Any]] | None:
+    """Members and messages of `body` behind `known`; None where it must be read whole.
+
+    Raises orjson.JSONDecodeError.
+    """
+    between = _BETWEEN.match(body, known.end)
+    assert between is not None
+    goes_on = b"," in between.group()
+    members = orjson.loads(b'{"' + _OURS.encode() + b'":[' + body[between.end() :])
+    messages = members.pop(_OURS, None)
+    if not isinstance(messages, list) or goes_on != bool(messages) or "messages" in members:
+        return None
+    return {**known.head, **members}, messages
+
+
+def _digest(body: bytes, begin: int, end: int) -> int:
+    return xxhash.xxh3_128_intdigest(memoryview(body)[begin:end])
+
+
+def _ends(chat: Chat) -> tuple[int, dict[str, Any], list[int]] | None:
+    """Where the last message ends, the members before the messages, and the messages' lengths; None where that can't be
+    told for certain."""
+    body = chat.body
+    if chat.known is not None:
+        head, begin = chat.known.head, _BETWEEN.match(body, chat.known.end).end()  # type: ignore[union-attr]
+    elif (found := _head(body)) is not None:
+        head, begin = found
+    else:
+        return None
+    try:
+        spans = msgspec.json.decode(b'{"' + _OURS.encode() + b'":[' + body[begin:], type=_Spans)
+    except msgspec.MsgspecError:
+        return None
+    raws: list[msgspec.Raw] = getattr(spans, _OURS)
+    if len(raws) != len(chat.messages) or not raws:
+        return None
+    sizes = [memoryview(raw).nbytes for raw in raws]
+    at = begin
+    for size in sizes:
+        at = _BETWEEN.match(body, at).end() + size  # type: ignore[union-attr]
+    space = _SPACE.match(body, at)
+    assert space is not None
+    # A message is an object, so that none goes on where this one ends.
+    if body[at - 1 : at] != b"}" or body[space.end() : space.end() + 1] != b"]":
+        return None
+    return at, head, sizes
+
+
+def _head(body: bytes) -> tuple[dict[str, Any], int] | None:
+    """The members before the messages, and where the first message begins."""
+    found = _MESSAGES.search(body)
+    if found is None:
+        return None
+    try:
+        # If this is the name of a member at the top, another name at its place is one too, and the last.
+        head = orjson.loads(body[: found.start()] + b'"' + _OURS.encode() + b'":0}')
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(head, dict) or head.pop(_OURS, None) != 0:
+        return None
+    head.pop("messages", None)
+    return head, found.end()

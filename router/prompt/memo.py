@@ -1,0 +1,232 @@
+"""What was tokenized and hashed before, so that a prompt costs what is new in it.
+
+A prompt is a row of pieces. Each piece's token ids are kept by its own digest, whatever stood before it; the blocks
+that it fills are kept by the digest of the row up to it, for each way of hashing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import xxhash
+
+from router.prompt.blocks import chain_of, grow
+from router.prompt.cache import Bounded
+from router.prompt.segments import MIN_PIECE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from router.prompt.blocks import Chain, Extra, Links, Run
+    from router.prompt.bodies import Known
+
+Piece: TypeAlias = "str | bytes | array[int]"
+"""Text to tokenize; or what needs no tokenizing: bytes, or token ids."""
+
+Units: TypeAlias = "bytes | array[int]"
+
+IDS_IN_PIECE = 1024
+"""Token ids given by a client are cut into pieces of this many."""
+
+_LINK_BYTES = 400  # a Link, its Run, digest and tail
+_KEY_BYTES = 40  # an int and its place in a list
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """The blocks of one piece, in a row that begins with a prompt's first piece."""
+
+    key: int
+    parent: Link | None
+    run: Run
+    blocks: int
+    """Full blocks up to the end of this piece."""
+    length: int
+    """Tokens (or bytes) up to the end of this piece."""
+
+
+class Memo:
+    """Everything that is remembered of prompts, of all models together. `limit`: bytes in all."""
+
+    def __init__(self, limit: int) -> None:
+        # A token's id takes 4 bytes, its share of a block's key 2.5, and a body little.
+        self.ids: Bounded[array[int]] = Bounded(limit // 2)
+        self.links: Bounded[Link] = Bounded(limit * 3 // 8)
+        self.bodies: Bounded[list[Known]] = Bounded(limit // 8)
+
+    @property
+    def held(self) -> int:
+        """Bytes held, about."""
+        return self.ids.held + self.links.held + self.bodies.held
+
+
+class Row:
+    """One prompt: what is known of its beginning (`base`, the digest of the pieces there), and its further pieces.
+
+    `encode` makes token ids of texts, `tokenizer` tells its ids from others'; None where the pieces are units already.
+    `before` and `after`: what the engine puts around the text. `again` gives the row of the whole prompt, for when its
+    beginning is forgotten.
+    """
+
+    __slots__ = (
+        "_after",
+        "_again",
+        "_before",
+        "_encode",
+        "_length",
+        "_memo",
+        "_tokenizer",
+        "base",
+        "digests",
+        "pieces",
+        "sums",
+    )
+
+    def __init__(
+        self,
+        memo: Memo,
+        pieces: Sequence[Piece],
+        *,
+        base: int,
+        encode: Callable[[list[str]], list[array[int]]] | None = None,
+        tokenizer: int = 0,
+        before: array[int] | None = None,
+        after: array[int] | None = None,
+        again: Callable[[], Row] | None = None,
+    ) -> None:
+        """Raises ValueError for text with lone surrogates."""
+        self._memo = memo
+        self.pieces = pieces
+        self.base = base
+        self._encode = encode
+        self._tokenizer = tokenizer
+        self._before = before
+        self._after = after
+        self._again = again
+        self._length: int | None = None
+        self.digests: list[int] = []
+        self.sums: list[int] = []
+        for piece in pieces:
+            digest = xxhash.xxh3_128_intdigest(
+                piece.encode() if isinstance(piece, str) else memoryview(piece).cast("B")
+            )
+            base = follow(base, digest)
+            self.digests.append(digest)
+            self.sums.append(base)
+
+    def __len__(self) -> int:
+        """Tokens (or bytes) in all."""
+        if self._length is None:
+            if self._again is not None:
+                self._length = len(self._again())
+            else:
+                self._length = sum(map(len, self._units(0)))
+        return self._length
+
+    def units(self) -> list[int] | bytes:
+        """The whole prompt: token ids, or bytes."""
+        if self._again is not None:
+            return self._again().units()
+        units = self._units(0)
+        if units and isinstance(units[0], bytes):
+            return b"".join(units)
+        return [token for each in units for token in each]
+
+    def chain(self, hasher: Links, block_size: int, extra: Extra) -> Chain:
+        """The prompt's blocks, for one way of hashing; only blocks that are not known yet are hashed."""
+        view = _view(hasher, block_size, extra)
+        links = self._memo.links
+        at = len(self.sums) - 1
+        while at >= 0 and (link := links.get(self.sums[at] ^ view)) is None:
+            at -= 1
+        if at < 0:
+            link = links.get(self.base ^ view) if self._again is not None else None
+            if link is None and self._again is not None:
+                return self._again().chain(hasher, block_size, extra)
+        added = []
+        run, blocks, length = (link.run, link.blocks, link.length) if link is not None else (None, 0, 0)
+        for i, units in enumerate(self._units(at + 1), at + 1):
+            digest, tail = (run.digest, run.tail) if run is not None else (hasher.none_hash, units[:0])
+            run = grow(hasher, digest, tail, units, block_size, extra, first=blocks == 0)
+            blocks += len(run.keys)
+            length += len(units)
+            link = Link(self.sums[i] ^ view, link, run, blocks, length)
+            if i < len(self.pieces) - 1 or (self._after is None and len(self.pieces[i]) >= MIN_PIECE):
+                added.append((link.key, link, _LINK_BYTES + _KEY_BYTES * len(run.keys)))
+        assert link is not None
+        path: list[Link] = []
+        step: Link | None = link
+        while step is not None:
+            path.append(step)
+            step = step.parent
+        # A piece goes before what it follows, so whoever is kept has all that it stands on.
+        links.put_all(added, [each.key for each in path])
+        self._length = link.length
+        keys: list[int] = []
+        for each in reversed(path):
+            keys += each.run.keys
+        return chain_of(keys, link.run, block_size, link.length, hasher, extra)
+
+    def _units(self, first: int) -> list[Units]:
+        """What the pieces from `first` on are for the hasher."""
+        pieces = self.pieces[first:]
+        if self._encode is None:
+            units: list[Units] = list(pieces)  # type: ignore[arg-type]
+        else:
+            units = self._encoded(pieces, self.digests[first:])  # type: ignore[arg-type]
+        if units and first == 0 and self._before:
+            units[0] = self._before + units[0]  # type: ignore[operator]
+        if units and self._after:
+            units[-1] = units[-1] + self._after
+        return units
+
+    def _encoded(self, pieces: Sequence[str], digests: Sequence[int]) -> list[Units]:
+        assert self._encode is not None
+        kept = self._memo.ids
+        found = [kept.get(digest ^ self._tokenizer) for digest in digests]
+        missing = [i for i, ids in enumerate(found) if ids is None]
+        if missing:
+            fresh = self._encode([pieces[i] for i in missing])
+            last = len(pieces) - 1
+            entries = []
+            for i, ids in zip(missing, fresh, strict=True):
+                found[i] = ids
+                if i < last or len(pieces[i]) >= MIN_PIECE:
+                    entries.append((digests[i] ^ self._tokenizer, ids, 80 + 4 * len(ids)))
+            kept.put_all(entries)
+        return [ids for ids in found if ids is not None]
+
+
+def follow(base: int, digest: int) -> int:
+    """The digest of a row that goes on with a piece."""
+    return xxhash.xxh3_128_intdigest(base.to_bytes(16, "big") + digest.to_bytes(16, "big"))
+
+
+def seed(*what: object) -> int:
+    """Where rows begin that have nothing in common with those of other seeds."""
+    return xxhash.xxh3_128_intdigest(repr(what).encode("utf-8", "surrogatepass"))
+
+
+def _view(hasher: Links, block_size: int, extra: Extra) -> int:
+    return seed(type(hasher).__name__, getattr(hasher, "algorithm", ""), hasher.none_hash, block_size, extra)
+
+
+def ids_in_pieces(ids: Sequence[int]) -> list[Piece]:
+    """Token ids in pieces of IDS_IN_PIECE."""
+    whole = array("I", ids)
+    return [whole[i : i + IDS_IN_PIECE] for i in range(0, len(whole), IDS_IN_PIECE)] or [whole]
+
+
+def settled_in(pieces: Sequence[str], length: int, longest_mark: int) -> tuple[int, str]:
+    """Of pieces whose first `length` characters stay however the text goes on: how many stay as they are, and the text
+    behind these, as far as it stays."""
+    count, end = 0, 0
+    for piece in pieces[:-1]:
+        # Cut before a mark, which must stay too.
+        if end + len(piece) + longest_mark > length:
+            break
+        end += len(piece)
+        count += 1
+    return count, "".join(pieces[count:])[: length - end]
