@@ -488,7 +488,7 @@ class Front(asyncio.Protocol):
             # It has an answer to read. As long as it reads it may take its time.
             if unsent != self._unsent:
                 self._unsent, self._progress = unsent, now
-            if now - self._progress >= limits.body_seconds:
+            if now - self._progress >= limits.idle_seconds:
                 self.abort()
                 return False
         elif self._closing:
