@@ -77,12 +77,12 @@ class Backlog:
         parts: list[Part] = []
         while self._entries:
             first = self._entries[0]
-            if seat(first) is not None:
+            if first.done < len(first.keys) and seat(first) is not None:
                 break
             self._pop()
         for entry in self._entries:
             where = seat(entry)
-            if where is None:
+            if where is None or entry.done >= len(entry.keys):
                 continue
             begin, total = entry.done, len(entry.keys) // KEY_BYTES
             keys = entry.keys[begin : begin + pages * PAGE_BYTES]

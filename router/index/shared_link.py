@@ -162,6 +162,10 @@ class Link(asyncio.Protocol):
         self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]
         return future
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport

@@ -86,6 +86,8 @@ class Server:
     async def reachable(self) -> None:
         async with asyncio.timeout(SECONDS):
             while True:
+                assert self.process is not None
+                assert self.process.returncode is None, f"{self._binary} ended with {self.process.returncode}"
                 with contextlib.suppress(LinkError, RefusedError):
                     link = await Link.connect(self.target, None)
                     try:

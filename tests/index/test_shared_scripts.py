@@ -272,8 +272,8 @@ async def test_loads_are_leased_and_others_only(store: Store) -> None:
     assert await store.run("publish", STORE, b"you", b"60000", b"", b"") == [b"", load]
     assert (await store.run("consult", STORE, b"you", pack_slots([0]), pack_keys([1])))[1:] == [load]
     assert (await store.run("consult", STORE, b"me", pack_slots([0]), pack_keys([1])))[1:] == [b""]
-    for router, lease in ((b"me", b"0"), (b"you", b"60000")):
-        last = await store.run("publish", STORE, router, lease, b"", b"")
+    for each, lease in ((b"me", b"0"), (b"you", b"60000")):
+        last = await store.run("publish", STORE, each, lease, b"", b"")
     assert last == [b""]
 
 

@@ -1,0 +1,400 @@
+"""Routers that share a store, on real servers, through everything that can happen to one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.index.memory import Match
+from router.index.shared import Busy, Member, Options, Shared
+from router.index.shared_codec import Others
+from router.index.shared_link import Target, tls_context
+from tests.index.servers import Cluster, Server, binaries
+from tests.index.test_shared_scripts import chain
+
+VALKEY = binaries()["valkey-9"]
+TLS = Path(__file__).parent.parent / "data" / "tls"
+PATIENT_MS = 5000.0
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    try:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"never came true: {what}") from None
+
+
+class Router:
+    """One router's share, over replicas that the test describes."""
+
+    def __init__(self, target: Target, **options: Any) -> None:
+        self.members = {name: Member(name, "100.5", 10_000) for name in ("a", "b", "c")}
+        self.busy: list[Busy] = []
+        chosen = {"timeout_ms": PATIENT_MS, "retry_seconds": 0.05, "lease_seconds": 1.0} | options
+        self.shared = Shared(Options([target], **chosen), members=self.members.values, loads=lambda now: self.busy)
+
+    def record(self, name: str, keys: Sequence[int]) -> None:
+        self.shared.record(name, keys, ended=False, prompt_end=len(keys) - 1)
+
+    async def depths(self, keys: Sequence[int]) -> list[int] | None:
+        found = await self.shared.consult([(keys, list(self.members))])
+        return None if found is None else [found.matches[name][0].depth for name in self.members]
+
+    async def until_depths(self, keys: Sequence[int], expected: list[int]) -> None:
+        try:
+            async with asyncio.timeout(20):
+                while await self.depths(keys) != expected:
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"never {expected}, but {await self.depths(keys)}") from None
+
+    async def told(self) -> None:
+        await until(lambda: self.shared.online and self.shared.waiting_blocks == 0, "all is told")
+
+    async def die(self) -> None:
+        """As kill -9 does: nothing is said any more."""
+        for task in self.shared._tasks:
+            task.cancel()
+        await asyncio.gather(*self.shared._tasks, return_exceptions=True)
+        if self.shared._link is not None:
+            self.shared._link.lost = None
+            self.shared._link.close()
+
+    def restart(self, name: str, start: str) -> None:
+        self.members[name] = self.members[name]._replace(start=start)
+        self.shared.restarted(name)
+
+
+class House:
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.stack = stack
+
+    async def server(self, *flags: str, binary: str = VALKEY, port: int = 0) -> Server:
+        return await self.stack.enter_async_context(Server(binary, *flags, port=port))
+
+    async def router(self, target: Target, **options: Any) -> Router:
+        router = Router(target, **options)
+        await router.shared.start()
+        self.stack.push_async_callback(router.shared.stop)
+        return router
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        yield House(stack)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "warmroute.shared"]
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "warmroute.shared")
+
+
+@pytest.mark.parametrize("kind", sorted(binaries()))
+async def test_what_one_router_learns_the_other_knows(house: House, kind: str) -> None:
+    server = await house.server(binary=binaries()[kind])
+    one, two = await house.router(server.target), await house.router(server.target)
+    prompt = chain(1, 3000)
+    one.record("a", prompt)
+    one.shared.record("b", prompt[:100], ended=True, prompt_end=49)
+    await one.told()
+    found = await two.shared.consult([(prompt, ["a", "b", "c"]), (prompt[:60], ["b"])])
+    assert found is not None
+    assert found.matches == {
+        "a": [Match(3000, False)],
+        "b": [Match(100, True), Match(60, True)],
+        "c": [Match(0, False)],
+    }
+    one.shared.forget("a", prompt[700:])
+    await one.told()
+    assert await two.depths(prompt) == [700, 100, 0]
+
+
+async def test_a_router_that_takes_over_finds_everything(house: House) -> None:
+    server = await house.server()
+    first = await house.router(server.target)
+    prompts = [chain(n, 50 + n) for n in range(100)]
+    for n, prompt in enumerate(prompts):
+        first.record("abc"[n % 3], prompt)
+    await first.told()
+    await first.die()
+    second = await house.router(server.target)
+    for n, prompt in enumerate(prompts):
+        assert await second.depths(prompt) == [len(prompt) if n % 3 == i else 0 for i in range(3)]
+
+
+async def test_the_load_of_others_is_seen_and_a_dead_routers_expires(house: House) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target)
+    one.busy = [Busy("b", Others(4, 3, 250.0, 1000.0), 0.0)]
+    one.shared.load_changed()
+    await until(lambda: two.shared.others == {"b": Others(4, 3, 250.0, 1000.0)}, "the load is seen")
+    found = await two.shared.consult([])
+    assert found is not None
+    assert found.loads == {"b": Others(4, 3, 250.0, 1000.0)}
+    await one.die()
+    await until(lambda: two.shared.others == {}, "the lease is over")
+
+
+async def test_each_replica_has_one_writer_and_another_takes_over(house: House) -> None:
+    server = await house.server()
+    one = await house.router(server.target)
+    await until(lambda: all(map(one.shared.is_writer, "abc")), "one writes")
+    two = await house.router(server.target)
+    await until(lambda: len(two.shared._writes) == 3, "two asked")
+    assert not any(map(two.shared.is_writer, "abc"))
+    await one.die()
+    await until(lambda: all(map(two.shared.is_writer, "abc")), "two writes")
+    assert not any(map(one.shared.is_writer, "abc"))
+
+
+async def test_a_replicas_restart_is_one_epoch_for_all_routers(house: House) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target)
+    old, new = chain(1, 100), chain(2, 100)
+    two.record("a", old)
+    await two.told()
+    one.restart("a", "200.5")
+    assert await one.depths(old) == [0, 0, 0]  # at once, told or not
+    await until(lambda: not one.shared._undeclared, "the restart is told")
+    assert await two.depths(old) == [0, 0, 0]
+    two.record("a", old)  # sent to the process that is gone
+    await two.told()
+    assert await one.depths(old) == [0, 0, 0]
+    await until(lambda: not two.shared._undeclared, "two has told what it believes")
+    two.restart("a", "200.5")
+    one.restart("a", "200.5")
+    await until(lambda: not two.shared._undeclared and not one.shared._undeclared, "both agree")
+    one.record("a", new)
+    await one.told()
+    await two.until_depths(new, [100, 0, 0])
+
+
+async def test_a_restart_that_no_router_saw_is_found_by_the_next(house: House) -> None:
+    server = await house.server()
+    first = await house.router(server.target)
+    first.record("a", chain(1, 100))
+    await first.told()
+    await first.die()
+    later = Router(server.target)
+    later.members["a"] = Member("a", "300.0", 10_000)
+    await later.shared.start()
+    assert await later.depths(chain(1, 100)) == [0, 0, 0]
+    await later.shared.stop()
+
+
+async def test_a_store_that_hangs_costs_one_wait(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    server = await house.server()
+    one = await house.router(server.target, timeout_ms=25.0, lease_seconds=60.0)
+    prompt = chain(1, 500)
+    server.signal(signal.SIGSTOP)
+    assert await asyncio.gather(*(one.depths(prompt) for _ in range(50))) == [None] * 50
+    assert one.shared.timeouts == 1
+    assert not one.shared.online
+    with pytest.raises(StopIteration):  # without waiting for anything at all
+        one.shared.consult([(prompt, ["a"])]).send(None)
+    one.record("a", prompt)
+    server.signal(signal.SIGCONT)
+    await one.told()
+    two = await house.router(server.target)
+    await two.until_depths(prompt, [500, 0, 0])
+    said = lines(caplog)
+    assert len(said) == 4
+    assert said[1].endswith("cannot be used: no answer within 25 ms; going on from what is known here")
+    assert "is back after" in said[2]
+
+
+async def test_a_store_that_comes_back_empty_is_told_again(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    server = await house.server()
+    one = await house.router(server.target)
+    prompts = [chain(n, 200) for n in range(40)]
+    for prompt in prompts:
+        one.record("a", prompt)
+    await one.told()
+    one.record("b", prompts[0])
+    await server.stop()
+    await until(lambda: not one.shared.online, "it is noticed")
+    assert await one.depths(prompts[0]) is None
+    one.restart("a", "200.5")
+    one.record("a", prompts[1])
+    for _ in range(3):
+        assert await one.shared._attempt() is not None
+    await server.start()
+    await one.told()
+    assert await one.depths(prompts[0]) == [0, 200, 0]
+    assert await one.depths(prompts[1]) == [200, 0, 0]
+    assert await one.depths(prompts[2]) == [0, 0, 0]
+    said = lines(caplog)
+    assert len(said) == 3
+    assert "is shared" in said[0]
+    assert "cannot be used: the connection was lost" in said[1]
+    assert "is back after" in said[2]
+    assert "told again" in said[2]
+
+
+@pytest.mark.parametrize("command", [b"FLUSHALL", b"SCRIPT FLUSH"])
+async def test_a_store_that_is_emptied_meanwhile(house: House, command: bytes) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target)
+    prompt = chain(1, 300)
+    one.record("a", prompt)
+    await one.told()
+    link = await server.link()
+    await link.call(*command.split())
+    await one.depths(prompt)
+    await one.told()
+    await one.until_depths(prompt, [300, 0, 0])
+    await two.until_depths(prompt, [300, 0, 0])
+    link.close()
+
+
+async def test_a_full_store_still_answers(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    server = await house.server("--maxmemory-policy", "noeviction")
+    one = await house.router(server.target)
+    known = chain(1, 300)
+    one.record("a", known)
+    await one.told()
+    link = await server.link()
+    await link.call(b"CONFIG", b"SET", b"maxmemory", b"1")
+    one.record("a", chain(2, 300))
+    await until(lambda: one.shared.dropped_blocks > 0, "writes are refused")
+    assert one.shared.online
+    assert await one.depths(known) == [300, 0, 0]
+    one.restart("a", "200.5")
+    for _ in range(5):  # what cannot be told is not believed either
+        assert await one.depths(known) == [0, 0, 0]
+    await link.call(b"CONFIG", b"SET", b"maxmemory", b"0")
+    await until(lambda: not one.shared._undeclared, "it is told")
+    one.record("a", chain(3, 300))
+    await one.told()
+    assert await one.depths(chain(3, 300)) == [300, 0, 0]
+    said = lines(caplog)
+    assert [line for line in said if "OOM" in line] == [said[1]]
+    assert said[2:] == [f"{server.target} takes writes again"]
+    link.close()
+
+
+@pytest.mark.parametrize("password", ["", "wrong"])
+async def test_a_password_that_is_missing_or_wrong(
+    house: House, password: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await house.server("--requirepass", "right")
+    path = server.target.path
+    one = await house.router(Target(path=path, password=password))
+    assert not one.shared.online
+    assert await one.depths(chain(1, 10)) is None
+    for _ in range(3):
+        assert await one.shared._attempt() is not None
+    assert len(lines(caplog)) == 1
+    assert ("WRONGPASS" if password else "NOAUTH") in lines(caplog)[0]
+    assert "right" not in caplog.text
+    two = await house.router(Target(path=path, password="right"))
+    assert await two.depths(chain(1, 10)) == [0, 0, 0]
+    three = await house.router(Target(path=path, user="default", password="right", database=2))
+    assert await three.depths(chain(1, 10)) == [0, 0, 0]
+
+
+async def test_over_tls(house: House) -> None:
+    """No server in a wheel is built with TLS; one stands before it."""
+    server = await house.server()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS / "server.pem", TLS / "server.key")
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(server.target.path)
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await asyncio.gather(pass_on(reader, inner_writer), pass_on(inner_reader, writer))
+
+    front = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    house.stack.callback(front.close)
+    target = Target("127.0.0.1", front.sockets[0].getsockname()[1], tls=True)
+    one = await house.router(target, tls=tls_context(str(TLS / "server.pem")))
+    assert await one.depths(chain(1, 10)) == [0, 0, 0]
+    two = await house.router(target, tls=tls_context(""))
+    assert not two.shared.online  # nobody known vouches for it
+
+
+async def test_two_fleets_in_one_store_do_not_meet(house: House) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target, namespace="other")
+    one.record("a", chain(1, 50))
+    one.busy = [Busy("a", Others(1, 0, 5.0, 1.0), 0.0)]
+    one.shared.load_changed()
+    await one.told()
+    assert await two.depths(chain(1, 50)) == [0, 0, 0]
+    assert two.shared.others == {}
+
+
+async def test_a_cluster_whichever_node_is_named(house: House) -> None:
+    cluster = await house.stack.enter_async_context(Cluster(VALKEY))
+    routers = [await house.router(node.target) for node in cluster.nodes]
+    assert all(router.shared.online for router in routers)
+    routers[0].record("a", chain(1, 2000))
+    await routers[0].told()
+    for router in routers:
+        assert await router.depths(chain(1, 2000)) == [2000, 0, 0]
+
+
+async def test_a_cluster_fails_over(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = await house.stack.enter_async_context(Cluster(VALKEY, replicas=True))
+    one = await house.router(cluster.nodes[0].target)
+    prompt = chain(1, 200)
+    one.record("a", prompt)
+    await one.told()
+    owner = await cluster.owner(b"{warmroute}:f")
+    await owner.stop()
+    await until(lambda: not one.shared.online, "it is noticed")
+    assert await one.depths(prompt) is None
+    one.record("b", prompt)
+    await one.told()
+    await one.until_depths(prompt, [200, 200, 0])
+    said = lines(caplog)
+    assert len(said) == 3
+    assert "is back after" in said[2]
+
+
+async def test_more_than_the_queue_holds_is_dropped_and_counted(house: House) -> None:
+    server = await house.server()
+    one = await house.router(server.target, queue_blocks=1024)
+    await server.stop()
+    await until(lambda: not one.shared.online, "it is noticed")
+    for n in range(20):
+        one.record("a", chain(n, 100))
+    assert one.shared.waiting_blocks == 1000
+    assert one.shared.dropped_blocks == 1000
+    await server.start()
+    await one.told()
+    assert [await one.depths(chain(n, 100)) for n in (0, 9, 10, 19)] == [[0, 0, 0]] * 2 + [[100, 0, 0]] * 2
+
+
+async def test_something_else_that_listens_there(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        one = await house.router(Target("127.0.0.1", port))
+        assert not one.shared.online
+        assert "does not speak Redis's protocol" in lines(caplog)[0]
+        await one.shared.stop()
