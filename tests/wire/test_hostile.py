@@ -1,4 +1,4 @@
-"""Each of these fails on the tree of the report: to be moved into tests/wire/test_attacks.py with its mend."""
+"""Peers that mean harm, or break at the worst moment: what each could do to others once, and no longer can."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ async def test_a_client_that_never_reads_the_rest_of_a_whole_answer_is_cut(bench
 
 
 @pytest.mark.parametrize("depth", [970, 1000, 1020])
-@pytest.mark.parametrize("where", [b'"messages":[{"role":"user","content":%s}]', b'"tools":%s,"messages":[{"role":"user"}]'])
+@pytest.mark.parametrize(
+    "where", [b'"messages":[{"role":"user","content":%s}]', b'"tools":%s,"messages":[{"role":"user"}]']
+)
 async def test_deep_bodies_are_the_engines_to_judge(bench: Bench, depth: int, where: bytes) -> None:
     client = await bench.client(await bench.router(await bench.replica()))
     client.post("/v1/chat/completions", b'{"model":"m",' + where % (b"[" * depth + b"]" * depth) + b"}")
@@ -156,6 +158,8 @@ async def test_a_connection_with_an_unsent_body_is_not_used_again(bench: Bench) 
                     writer.write(answer(b'{"data":[{"id":"m"}]}'))
                 elif head.startswith(b"GET /metrics "):
                     writer.write(answer(b"", kind=b"text/plain"))
+                elif head.startswith(b"GET "):
+                    writer.write(answer(b"{}", status=b"404 Not Found"))
                 else:
                     served += 1
                     if served == 1:
@@ -218,7 +222,10 @@ async def test_metrics_that_do_not_come_take_no_replica_out(bench: Bench, how: s
     [
         {"usage": {"prompt_tokens": 5, "completion_tokens": -1}},
         {"usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": -5}}},
-        *({"choices": [{"index": 0, "text": "x", "token_ids": ids * 40}]} for ids in (["a"], [2**70], [None], [[1]], [1.5])),
+        *(
+            {"choices": [{"index": 0, "text": "x", "token_ids": ids * 40}]}
+            for ids in (["a"], [2**70], [None], [[1]], [1.5])
+        ),
     ],
 )
 async def test_odd_answers_fail_nothing(bench: Bench, said: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -349,7 +356,9 @@ async def test_odd_heads(bench: Bench, raw: bytes, told: bytes) -> None:
     assert re.match(told, (await client.head()).head, re.DOTALL)
 
 
-@pytest.mark.parametrize("line", [b"GET /a HTTP/0.9", b"GET /a HTTP/2.0", b"DESCRIBE /a RTSP/1.0", b"SOURCE /a ICE/1.0"])
+@pytest.mark.parametrize(
+    "line", [b"GET /a HTTP/0.9", b"GET /a HTTP/2.0", b"DESCRIBE /a RTSP/1.0", b"SOURCE /a ICE/1.0"]
+)
 async def test_only_http_1(bench: Bench, line: bytes) -> None:
     client = await bench.client(await bench.router(await bench.replica()))
     client.send(line + b"\r\nHost: x\r\n\r\n")
