@@ -19,7 +19,7 @@ import pytest
 from router.prompt.request import read, without_hand_off
 from router.prompt.tokens import Tokenizer
 from tests.wire.conftest import Bench
-from tests.wire.scripted import BOUND, CHAT, Raw, Received, answer, chunk, delta, until
+from tests.wire.scripted import BOUND, CHAT, Received, answer, chunk, delta, until
 
 TINY = Path(__file__).parents[2] / "fake_backend" / "tiny"
 ASK = b'{"model":"m","prompt":"hello"}'
