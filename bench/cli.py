@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import demo, hit_rate, simulate
+from bench import demo, hit_rate, load, simulate
 from bench.processes import StartError
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -103,6 +103,18 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument("--requests", type=_positive, default=None, help="only the first so many")
     _common(replay)
     replay.set_defaults(run=simulate.run, on_ctrl_c=_INTERRUPTED)
+
+    steady = commands.add_parser(
+        "load",
+        help="a chat load on routers that already run",
+        description=load.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    steady.add_argument("url", nargs="+", metavar="URL", help="a router, as http://127.0.0.1:8080")
+    steady.add_argument("--sessions", type=_positive, default=8, help="conversations at one time")
+    steady.add_argument("--seconds", type=_seconds, default=None, help="end after this long (default: on Ctrl-C)")
+    _common(steady)
+    steady.set_defaults(run=load.run, on_ctrl_c=0)
 
     show = commands.add_parser(
         "demo",

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
@@ -51,13 +52,19 @@ class _Answer:
 
 
 class Client:
-    """Plays scripts against `base_url`. `on_record` sees each record as its request ends."""
+    """Plays scripts against `base_urls`, each request to the next of them in turn. `on_record` sees each record as its
+    request ends.
+    """
 
     def __init__(
-        self, session: aiohttp.ClientSession, base_url: str, model: str, on_record: Callable[[Record], None]
+        self,
+        session: aiohttp.ClientSession,
+        base_urls: str | Sequence[str],
+        model: str,
+        on_record: Callable[[Record], None],
     ) -> None:
         self._session = session
-        self._base_url = base_url
+        self._base_urls = cycle([base_urls] if isinstance(base_urls, str) else base_urls)
         self._model = model
         self._on_record = on_record
 
@@ -84,7 +91,7 @@ class Client:
         }
         answer, replica, predicted, sent = _Answer(), "", None, perf_counter()
         try:
-            async with self._session.post(f"{self._base_url}/v1/chat/completions", json=body) as response:
+            async with self._session.post(f"{next(self._base_urls)}/v1/chat/completions", json=body) as response:
                 replica = response.headers.get(REPLICA_HEADER, "")
                 predicted = response.headers.get(PREDICTED_HEADER)
                 if response.status == 200:
