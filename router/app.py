@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ log = logging.getLogger("warmroute")
 
 # Memory of one block in the index: key, value and their place in a dict (measured on CPython 3.11 to 3.13).
 BLOCK_BYTES = 110
+SWITCH_SECONDS = 0.0005
 
 
 class Router:
@@ -54,7 +56,7 @@ class Router:
         """Raises ConfigError for settings that cannot work on this machine."""
         self.settings = settings
         try:
-            self.readers = Readers(settings.prompt.tokenizer)
+            self.readers = Readers(settings.prompt.tokenizer, settings.prompt.prompt_memory_bytes)
         except TokenizerError as error:
             raise ConfigError(f"--tokenizer {settings.prompt.tokenizer}: {error}") from None
         self._probe_headers: dict[str, str] = {}
@@ -112,6 +114,9 @@ class Router:
             hash_seed=settings.prompt.hash_seed,
             show_choice=listen.show_choice,
         )
+        self._stack.callback(journey.close)
+        # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
+        sys.setswitchinterval(SWITCH_SECONDS)
         own = Own(journey.serve, missing=self._missing, metrics=self.telemetry.page)
         limits = Limits(
             header_bytes=listen.max_header_bytes,
@@ -372,6 +377,7 @@ class Router:
         listen = settings.listen
         lines.append(
             f"  memory bounds: index {blocks} blocks, {blocks * BLOCK_BYTES / 2**20:.0f} MiB; "
+            f"prompts {settings.prompt.prompt_memory_bytes / 2**20:.0f} MiB; "
             f"request bodies {listen.max_buffered_bytes / 2**20:.0f} MiB, "
             f"each up to {listen.max_body_bytes / 2**20:.0f} MiB; {listen.max_connections} connections"
         )

@@ -145,6 +145,14 @@ class Prompt(Section, frozen=True):
         str | None,
         Meta(description="The engines' PYTHONHASHSEED, if it is set there. Unset: vLLM's own default seed."),
     ] = None
+    prompt_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Memory for token ids and block hashes of earlier prompts, about 7 bytes a token: a next turn "
+            "then costs only what is new in it. 0 remembers nothing.",
+        ),
+    ] = 256 * 1024 * 1024
 
 
 class Events(Section, frozen=True):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from router.fleet.replica import Replica
     from router.index.feedback import Change, Feedback
     from router.prompt.blocks import ByteHasher, Hasher
+    from router.prompt.memo import Row
     from router.prompt.readers import Readers
     from router.telemetry import Telemetry
     from router.wire.errors import Refusal
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("warmroute.journey")
 
-# Bodies above this are read in a thread: tokenizing 100,000 tokens takes as long as a thousand stream chunks.
+# What is new in a body, above this, is read in a thread: 100,000 new tokens take as long as hundreds of stream chunks.
 READ_ASIDE_BYTES = 32 * 1024
 # Answers are taken to be this long where the request sets no bound.
 USUAL_ANSWER_TOKENS = 256
@@ -70,7 +72,7 @@ class Prompt:
 
     ask: Ask
     reader: Reader | None = None
-    prompts: list[list[int]] | list[bytes] = field(default_factory=list)
+    prompts: list[Row] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     """The length of each prompt, in tokens."""
     unread: str | None = None
@@ -110,6 +112,9 @@ class Journey:
         self._show_choice = show_choice
         self._hashers: dict[tuple[bool, str, str | None], Hasher | ByteHasher] = {}
         self._surprises: set[str] = set()
+        # One for a prompt that takes long, one for those behind it. With more, the event loop would wait for its turn
+        # among all of them.
+        self._threads = ThreadPoolExecutor(2, "read")
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
 
     async def serve(self, request: Request, client: Front) -> None:
@@ -128,10 +133,10 @@ class Journey:
     async def _serve(self, request: Request, client: Front) -> tuple[str, int]:
         """How it ended, and the status that the client was told."""
         body = request.body
-        ask = Ask()
+        ask, size = Ask(), 0
         reading = perf_counter()
         if request.method == b"POST":
-            ask = await self._aside(len(body), lambda: read(request.path, body))
+            ask, size = await self._ask(request.path, body)
             if ask.hand_off:
                 # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
                 body = await self._aside(len(body), lambda: without_hand_off(request.body))
@@ -139,7 +144,7 @@ class Journey:
             return self._refuse(
                 client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
             )
-        prompt = await self._aside(len(body), lambda: self._read(ask, request.path, len(body)))
+        prompt = await self._aside(size, lambda: self._read(ask, request.path, len(body)))
 
         deadline = self._clock() + self._patience.first_byte
         tried: list[str] = []
@@ -238,7 +243,18 @@ class Journey:
     async def _aside(self, size: int, work: Callable[[], T]) -> T:
         if size <= READ_ASIDE_BYTES:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """End the threads that read long prompts."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(self, path: str, body: bytes) -> tuple[Ask, int]:
+        """What a request asks for, and how many bytes of its body are new."""
+        beginning = self._readers.beginning(path, body)
+        known = beginning.known if beginning is not None else None
+        size = len(body) - (known.end if known is not None else 0)
+        return await self._aside(size, lambda: read(path, body, beginning)), size
 
     def _read(self, ask: Ask, path: str, body_bytes: int) -> Prompt:
         """The prompts of a request and their blocks. What cannot be read is routed by load, never refused: the engine
@@ -253,11 +269,11 @@ class Journey:
             return self._unread(prompt, body_bytes, "no replica serves its model")
         prompt.reader = self._readers[self._base(replicas[0], ask.model)]
         try:
-            prompt.prompts = prompt.reader.tokenize(ask)
-            per_token = prompt.reader.units_per_token
-            prompt.tokens = [len(each) // per_token for each in prompt.prompts]
+            prompt.prompts = prompt.reader.rows(ask)
             for replica in replicas:
                 self._chains(prompt, replica)
+            per_token = prompt.reader.units_per_token
+            prompt.tokens = [len(each) // per_token for each in prompt.prompts]
         except PromptError:
             return self._unread(prompt, body_bytes, "its prompt cannot be read")
         except Exception as error:
@@ -298,7 +314,7 @@ class Journey:
         if chains is None:
             hasher = self._hasher(reader, hashing)
             size = reader.block_tokens(replica.block_size)
-            chains = prompt.chains[view] = [hasher.chain(each, size, extra) for each in prompt.prompts]  # type: ignore[arg-type]
+            chains = prompt.chains[view] = [each.chain(hasher, size, extra) for each in prompt.prompts]
         return chains
 
     def _hashing(self, replica: Replica) -> Hashing:

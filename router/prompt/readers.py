@@ -7,7 +7,10 @@ import os
 import threading
 from pathlib import Path
 
+from router.prompt.bodies import Bodies, marks
+from router.prompt.memo import Memo
 from router.prompt.reader import Reader
+from router.prompt.request import Beginning, can_be_known
 from router.prompt.tokens import Tokenizer, TokenizerError
 
 log = logging.getLogger("warmroute.prompt")
@@ -16,16 +19,26 @@ log = logging.getLogger("warmroute.prompt")
 class Readers:
     """A `Reader` a model. `find` reads files: call it off the event loop."""
 
-    def __init__(self, tokenizer: str) -> None:
+    def __init__(self, tokenizer: str, memory_bytes: int) -> None:
         """`tokenizer`: the directory that the settings name, for every model; "" looks for each model's own.
+        `memory_bytes`: the most to spend on remembering prompts, of all models together.
 
         Raises TokenizerError where a directory was named and cannot be used.
         """
-        self._named = Reader(Tokenizer.load(Path(tokenizer))) if tokenizer else None
+        self.memo = Memo(memory_bytes)
+        self._bodies = Bodies(self.memo.bodies)
+        self._named = Reader(Tokenizer.load(Path(tokenizer)), self.memo) if tokenizer else None
         self._by_directory: dict[Path, Reader] = {}
         self._loading = threading.Lock()
         self._found: dict[str, Reader] = {}
-        self._bytes = Reader(None)
+        self._bytes = Reader(None, self.memo)
+
+    def beginning(self, path: str, body: bytes) -> Beginning | None:
+        """What is known of a body, by its first bytes; None where it is of a kind that is not remembered."""
+        if not can_be_known(path, body):
+            return None
+        found = marks(body)
+        return Beginning(found, self._bodies.find(body, found))
 
     def __getitem__(self, model: str) -> Reader:
         """The reader of a base model; bytes where nothing better was found."""
@@ -47,7 +60,7 @@ class Readers:
                 return self._by_directory[directory]
             try:
                 if (directory / "tokenizer.json").is_file():
-                    reader = self._by_directory[directory] = Reader(Tokenizer.load(directory))
+                    reader = self._by_directory[directory] = Reader(Tokenizer.load(directory), self.memo)
                     return reader
             except (TokenizerError, OSError, ValueError) as error:
                 log.warning("model %s: the tokenizer in %s is of no use: %s", model, directory, error)
