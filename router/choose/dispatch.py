@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from router.choose.cost import Candidate
 from router.choose.policies import Decision, Policy, decide
 from router.fleet.ledger import Stage
+from router.index.shared_codec import NO_LOAD, deeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from router.fleet.rates import Rates
     from router.fleet.replica import Replica
     from router.index.memory import Index
+    from router.index.shared_codec import Outside
 
 # A decoded token keeps an engine about as busy as this many prefilled ones do, in a well-filled batch.
 DECODE_WEIGHT = 5
@@ -68,16 +70,17 @@ class Dispatch:
         visible: bool,
         sequences: int = 1,
         rank: int | None = None,
+        outside: Outside | None = None,
     ) -> Placement:
         """Choose among `replicas` (at least one) for prompts of `tokens`, and book it in the same breath.
 
         `chains` gives the prompts' blocks as a replica hashes them, none for a prompt that could not be read.
         `answer_tokens`: what is expected to be generated. `visible`: the first token will be seen.
         `sequences`: how many the request is to an engine, one for each prompt and answer. `rank`: the data-parallel
-        rank that the client asks for.
+        rank that the client asks for. `outside`: what other routers know and have given to the replicas.
         """
         blocks = [chains(replica) for replica in replicas]
-        decision = self._decide(self._policy, now, replicas, blocks, tokens, rank)
+        decision = self._decide(self._policy, now, replicas, blocks, tokens, rank, outside)
         replica = replicas[decision.chosen]
         prefill_ms = decision.price.prefill_ms
         booking = replica.load.book(
@@ -105,9 +108,11 @@ class Dispatch:
         replicas: Sequence[Replica],
         chains: Callable[[Replica], Sequence[Blocks]],
         tokens: Sequence[int],
+        outside: Outside | None = None,
     ) -> Decision:
         """What `place` would decide now, without deciding it: nothing is booked, recorded or counted."""
-        return self._decide(copy(self._policy), now, replicas, [chains(replica) for replica in replicas], tokens)
+        blocks = [chains(replica) for replica in replicas]
+        return self._decide(copy(self._policy), now, replicas, blocks, tokens, outside=outside)
 
     def _decide(
         self,
@@ -117,20 +122,31 @@ class Dispatch:
         blocks: Sequence[Sequence[Blocks]],
         tokens: Sequence[int],
         rank: int | None = None,
+        outside: Outside | None = None,
     ) -> Decision:
         seen = [
-            self._candidate(now, replica, chains, tokens, rank)
+            self._candidate(now, replica, chains, tokens, rank, outside)
             for replica, chains in zip(replicas, blocks, strict=True)
         ]
         return decide(policy, seen, tokens, self._rates)
 
     def _candidate(
-        self, now: float, replica: Replica, chains: Sequence[Blocks], tokens: Sequence[int], rank: int | None
+        self,
+        now: float,
+        replica: Replica,
+        chains: Sequence[Blocks],
+        tokens: Sequence[int],
+        rank: int | None,
+        outside: Outside | None,
     ) -> Candidate:
         cached, continues = [], False
-        for chain in chains:
+        # Events tell all; what others presume would only be more than that.
+        told = outside.matches.get(replica.name, ()) if outside and not self._index.trusted(replica.name) else ()
+        for place, chain in enumerate(chains):
             match = self._index.match(replica.name, chain.keys, now, rank)
             rank = match.rank  # all prompts of a request go to one
+            if place < len(told):
+                match = deeper(match, told[place])
             usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
             tokens_held = usable * replica.block_size
             cached.append(tokens_held - tokens_held % replica.alignment)
@@ -139,14 +155,15 @@ class Dispatch:
         load = replica.load
         # What others have queued there is unknown; it is taken to be like this request.
         strangers_ms = waiting * sum(self._rates.prefill_ms(each, 0) for each in tokens)
+        others = outside.loads.get(replica.name, NO_LOAD) if outside else NO_LOAD
         return Candidate(
             name=replica.name,
             cached=tuple(cached) or (0,) * len(tokens),
             continues=continues,
-            waiting_ms=load.waiting_ms(now) + strangers_ms,
-            decoding=load.decoding + running,
-            in_flight=load.in_flight + running + waiting,
-            routed=load.routed(now),
+            waiting_ms=load.waiting_ms(now) + strangers_ms + others.waiting_ms,
+            decoding=load.decoding + running + others.decoding,
+            in_flight=load.in_flight + running + waiting + others.in_flight,
+            routed=load.routed(now) + others.routed,
             slowness=self._rates.slowness(replica.name),
             rank=rank,
         )

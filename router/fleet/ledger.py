@@ -99,6 +99,13 @@ class Load:
             head.first_token(turn)
         return 0.0
 
+    def head_ms(self, now: float) -> float:
+        """What the first prefill in the queue still takes: so much of `waiting_ms` passes by itself."""
+        if not self.waiting_ms(now):
+            return 0.0
+        head = next(iter(self._queue))
+        return max(0.0, head.prefill_ms - (now - self._head_since) * 1000)
+
     def routed(self, now: float) -> float:
         """Work routed here, in prefilled tokens' worth, decayed over `ROUTED_WINDOW_SECONDS`."""
         return self._routed * math.exp(-(now - self._routed_at) / ROUTED_WINDOW_SECONDS)

@@ -60,6 +60,8 @@ class Replica:
     """How it names its blocks, where its KV events prove that."""
     heard_at: float = 0.0
     """When a byte last came from it, of an answer or a probe: who is heard is not lost, however late its probes are."""
+    elsewhere: int = 0
+    """Requests that other routers have there, as these tell."""
     _strangers: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
     """The last two readings of what others have there: running, waiting."""
 
@@ -90,14 +92,14 @@ class Replica:
         """Take in a reading of /metrics, and compare it with what this router itself has there at this moment."""
         self.metrics, self.scraped_at = metrics, now
         running, waiting = int(metrics.running or 0), int(metrics.waiting or 0)
-        surplus = max(0, running + waiting - self.load.in_flight)
+        surplus = max(0, running + waiting - self.load.in_flight - self.elsewhere)
         strangers_waiting = min(waiting, surplus)
         # The engine's gauges are a step old and its end of a request comes before ours: what is seen once may be one
         # of our own. What is seen twice is somebody else's.
         self._strangers = (self._strangers[1], (surplus - strangers_waiting, strangers_waiting))
 
     def strangers(self, now: float) -> tuple[int, int]:
-        """Requests (running, waiting) at the engine that this router did not send; zeros where its metrics are stale
+        """Requests (running, waiting) at the engine that no router we hear of sent; zeros where its metrics are stale
         or missing."""
         if self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
             return 0, 0

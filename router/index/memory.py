@@ -82,6 +82,18 @@ class Index:
         """The ranks that publish; empty where none does."""
         return self._known.get(replica, {})
 
+    def capacity(self, replica: str) -> int:
+        """Its pool as it is reckoned with, in blocks; 0 for an unknown replica."""
+        for known in self._known.get(replica, {}).values():
+            return known.capacity
+        residency = self._replicas.get(replica)
+        return residency.capacity if residency is not None else 0
+
+    def trusted(self, replica: str) -> bool:
+        """Whether its events tell all that it holds: nobody else can know better."""
+        ranks = self._known.get(replica, {})
+        return bool(ranks) and all(known.trusted for known in ranks.values())
+
     def restart(self, replica: str) -> None:
         """A new process at the same place holds nothing. O(1): the old blocks go as one."""
         residency = self._replicas.get(replica)

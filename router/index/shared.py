@@ -42,7 +42,7 @@ from router.index.shared_link import Link, LinkError, RefusedError, Target
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 log = logging.getLogger("warmroute.shared")
 
@@ -91,7 +91,8 @@ class Options:
 
 
 class Shared:
-    """One router's part in it. `members` and `loads` are read whenever they are told."""
+    """One router's part in it. `members` and `loads` are read whenever they are told; `heard` is given the other
+    routers' load whenever that is told."""
 
     def __init__(
         self,
@@ -99,10 +100,12 @@ class Shared:
         *,
         members: Callable[[], Iterable[Member]],
         loads: Callable[[float], Iterable[Busy]],
+        heard: Callable[[Mapping[str, Others]], None] = lambda _: None,
     ) -> None:
         self._options = options
         self._members = members
         self._loads = loads
+        self._heard = heard
         self._namespace = b"{%s}" % options.namespace.encode()
         self._ttl = b"%d" % options.ttl_seconds
         self._lease = b"%d" % (options.lease_seconds * 1000)
@@ -198,7 +201,7 @@ class Shared:
                 elif name in self._undeclared:
                     match = _NOTHING
                 matches.setdefault(name, []).append(match)
-        self.others = self._others(reply[1:], loop.time())
+        self._hear(reply[1:], loop.time())
         return Outside(matches, self.others)
 
     def load_changed(self) -> None:
@@ -382,7 +385,7 @@ class Shared:
 
     def _on_lost(self, why: str) -> None:
         self._link = None
-        self.others = {}
+        self._hear((), 0.0)
         self._dropped_before = self._backlog.dropped_blocks
         self._writes.clear()
         self.faults += 1
@@ -521,7 +524,7 @@ class Shared:
                     leased_at = now
                     for name, mine in zip(names, reply[0], strict=True):
                         self._writes[name] = now + self._options.lease_seconds if mine else 0.0
-                self.others = self._others(reply[1:], loop.time())
+                self._hear(reply[1:], loop.time())
                 await asyncio.sleep(PUBLISH_SECONDS)
 
     # -- bytes --------------------------------------------------------------------------------------------------
@@ -540,13 +543,14 @@ class Shared:
         self._packed[id(keys)] = (keys, packed)
         return packed
 
-    def _others(self, published: Sequence[bytes], now: float) -> dict[str, Others]:
+    def _hear(self, published: Sequence[bytes], now: float) -> None:
         seen = {load: self._published.get(load, now) for load in published}
         self._published = seen
         loads: dict[int, Others] = {}
         for load in published:
             add_load(load, (now - seen[load]) * 1000, loads)
-        return {self._names[slot]: load for slot, load in loads.items() if slot in self._names}
+        self.others = {self._names[slot]: load for slot, load in loads.items() if slot in self._names}
+        self._heard(self.others)
 
 
 _NOTHING = Match(0, False)

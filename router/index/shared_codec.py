@@ -41,6 +41,9 @@ class Others:
     routed: float = 0.0
 
 
+NO_LOAD = Others()
+
+
 @dataclass(frozen=True, slots=True)
 class Outside:
     """What is known beyond this process: per replica a match for each chain asked about, and the others' load."""
@@ -55,6 +58,15 @@ class Seat:
 
     slot: int
     epoch: int
+
+
+def deeper(own: Match, told: Match) -> Match:
+    """The deeper of what this router and what all of them know of one chain at one replica. The rank is this one's."""
+    if told.depth > own.depth:
+        return Match(told.depth, told.continues, own.rank)
+    if told.depth == own.depth and told.continues and not own.continues:
+        return Match(own.depth, True, own.rank)
+    return own
 
 
 def pack_keys(keys: Sequence[int]) -> bytes:
@@ -100,13 +112,10 @@ def add_load(packed: bytes, age_ms: float, into: dict[int, Others]) -> None:
     if len(packed) % _LOAD.size:
         raise ValueError(f"{len(packed)} bytes are no load")
     for slot, in_flight, decoding, waiting_ms, head_ms, routed in _LOAD.iter_unpack(packed):
-        before = into.get(slot, _NOTHING)
+        before = into.get(slot, NO_LOAD)
         into[slot] = Others(
             before.in_flight + in_flight,
             before.decoding + decoding,
             before.waiting_ms + max(0.0, waiting_ms - min(head_ms, age_ms)),
             before.routed + routed,
         )
-
-
-_NOTHING = Others()

@@ -26,10 +26,6 @@ class ToldIndex(Index):
             self._pools[replica] = capacity
             self._shared.sized(replica)
 
-    def restart(self, replica: str) -> None:
-        super().restart(replica)
-        self._shared.restarted(replica)
-
     def record(
         self,
         replica: str,
