@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from router.admin.api import application
 from router.choose.dispatch import Dispatch
@@ -26,6 +26,11 @@ from router.fleet.replica import State
 from router.fleet.subscription import SourceError, parse_sources
 from router.index.feedback import Feedback
 from router.index.memory import Index
+from router.index.shared import Busy, Member, Options, Shared
+from router.index.shared_codec import Others
+from router.index.shared_embedded import Embedded
+from router.index.shared_index import ToldIndex
+from router.index.shared_link import parse_targets, read_password, tls_context
 from router.journey import Journey, tell
 from router.prompt.readers import Readers
 from router.prompt.tokens import TokenizerError
@@ -36,11 +41,12 @@ from router.wire.own import Own
 from router.wire.upstream import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from prometheus_client.core import Metric
 
     from router.fleet.replica import Replica
+    from router.index.shared_link import Target
 
 log = logging.getLogger("warmroute")
 
@@ -68,7 +74,9 @@ class Router:
                 f"--admin-host {settings.admin.admin_host} is not loopback: name a token with --admin-token-file"
             )
         self.fleet = Fleet(settings.replicas)
-        self.index = Index()
+        self.shared: Shared | None = None
+        self._embedded: Embedded | None = None
+        self.index = self._indexed()
         self.feedback = Feedback()
         self.rates = Rates(settings.choice.prefill_tokens_per_second)
         self.telemetry = Telemetry()
@@ -100,6 +108,8 @@ class Router:
                 connect_seconds=fleet.connect_timeout_seconds,
                 idle_seconds=fleet.upstream_idle_seconds,
             )
+        if self._embedded is not None:
+            self._targets[:] = [await self._stack.enter_async_context(self._embedded)]
         journey = Journey(
             fleet=self.fleet,
             pools=self._pools,
@@ -113,6 +123,7 @@ class Router:
             max_attempts=fleet.max_attempts,
             hash_seed=settings.prompt.hash_seed,
             show_choice=listen.show_choice,
+            shared=self.shared,
         )
         self._stack.callback(journey.close)
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
@@ -170,6 +181,9 @@ class Router:
             await self._start_admin(journey)
         # One round before anything is said, so that the start-up block tells what is there.
         await asyncio.gather(*(probe.once() for probe in self._probes))
+        if self.shared is not None:
+            await self.shared.start()
+            self._stack.push_async_callback(self.shared.stop)
         tasks = [asyncio.create_task(probe.run()) for probe in self._probes]
         tasks.append(asyncio.create_task(self._sweep()))
         self._stack.push_async_callback(_cancel, tasks)
@@ -223,6 +237,8 @@ class Router:
         assert self.feeds is not None
         if not self.feeds.restarted(replica.name, replica.metrics.started):
             self.index.restart(replica.name)
+        if self.shared is not None:
+            self.shared.restarted(replica.name)
         self.rates.forget(replica.name)
         self.feedback.forget(replica.name)
 
@@ -233,6 +249,54 @@ class Router:
         if self.feeds is None or not self.feeds.live(replica.name):
             pool = int(pool * self.feedback.of(replica.name).pool_share)
         self.index.size(replica.name, min(max(1, pool), choice.max_pool_blocks))
+
+    # -- what routers share -------------------------------------------------------------------------------------
+
+    def _indexed(self) -> Index:
+        """The index, and beside it, with --redis, what is shared with other routers. Raises ConfigError."""
+        chosen = self.settings.shared
+        self._targets: list[Target] = []
+        if not chosen.redis:
+            return Index()
+        password = read_password(chosen.redis_password_file)
+        if chosen.redis == "embedded":
+            self._embedded = Embedded()
+        else:
+            self._targets += parse_targets(chosen.redis, password)
+        self.shared = Shared(
+            Options(
+                self._targets,
+                tls=tls_context(chosen.redis_ca_file) if any(target.tls for target in self._targets) else None,
+                namespace=chosen.redis_namespace,
+                timeout_ms=chosen.redis_timeout_ms,
+                retry_seconds=chosen.redis_retry_seconds,
+                ttl_seconds=chosen.redis_ttl_seconds,
+                lease_seconds=chosen.redis_lease_seconds,
+                queue_blocks=chosen.redis_queue_blocks,
+            ),
+            members=self._members,
+            loads=self._loads,
+            heard=self._heard,
+        )
+        return ToldIndex(self.shared)
+
+    def _members(self) -> Iterable[Member]:
+        for replica in self.fleet:
+            started = replica.metrics.started
+            known = self.index.capacity(replica.name) if replica.cache.capacity else 0
+            yield Member(replica.name, "" if started is None else repr(started), known)
+
+    def _loads(self, now: float) -> Iterable[Busy]:
+        for replica in self.fleet:
+            load = replica.load
+            routed = load.routed(now)
+            if load.in_flight or routed >= 1:
+                waiting = load.waiting_ms(now)
+                yield Busy(replica.name, Others(load.in_flight, load.decoding, waiting, routed), load.head_ms(now))
+
+    def _heard(self, others: Mapping[str, Others]) -> None:
+        for replica in self.fleet:
+            replica.elsewhere = others[replica.name].in_flight if replica.name in others else 0
 
     async def _sweep(self) -> None:
         while True:
@@ -277,6 +341,8 @@ class Router:
             degraded.add_metric(label, float(record.cause is not None))
             error.add_metric(label, record.error)
         yield from (ready, in_flight, decoding, blocks, degraded, error, slowness)
+        if self.shared is not None:
+            yield from _shared_metrics(self.shared)
         if self.feeds is not None:
             yield from self.feeds.metrics()
         door = self.door
@@ -436,6 +502,14 @@ def _loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _shared_metrics(shared: Shared) -> Iterable[Metric]:
+    yield GaugeMetricFamily("warmroute_shared_online", "1 where the shared store is used.", float(shared.online))
+    yield GaugeMetricFamily("warmroute_shared_queue_blocks", "Blocks it is to be told of.", shared.waiting_blocks)
+    yield CounterMetricFamily("warmroute_shared_dropped_blocks", "Blocks never told.", shared.dropped_blocks)
+    yield CounterMetricFamily("warmroute_shared_timeouts", "Decisions that waited in vain.", shared.timeouts)
+    yield CounterMetricFamily("warmroute_shared_faults", "Times that the connection was given up.", shared.faults)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -213,6 +213,54 @@ class Admin(Section, frozen=True):
     ] = ""
 
 
+class Shared(Section, frozen=True):
+    """Redis or Valkey (6.2 or newer, or a cluster of them), where several routers share what they know."""
+
+    redis: Annotated[
+        str,
+        Meta(
+            description="redis://, rediss:// (TLS) or unix:///path; several nodes of a cluster as "
+            "redis://a:6379,b:6379; `embedded` starts a private one. Unset: this router knows only what it sees itself."
+        ),
+    ] = ""
+    redis_password_file: Annotated[
+        str, Meta(description="File with the password: what stands in a URL is seen in the list of processes.")
+    ] = ""
+    redis_ca_file: Annotated[
+        str, Meta(description="Certificates that vouch for the server under rediss://. Unset: the system's.")
+    ] = ""
+    redis_namespace: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9_.:-]{1,64}\Z",
+            description="Before every key, as its hash tag; routers of one fleet have the same, other fleets another.",
+        ),
+    ] = "warmroute"
+    redis_timeout_ms: Annotated[
+        float,
+        Meta(ge=2, description="A decision's longest wait, once: then it goes on alone till the store is back."),
+    ] = 25.0
+    redis_retry_seconds: Annotated[
+        float, Meta(gt=0, description="Longest pause between attempts to reach a store that is gone, made aside.")
+    ] = 1.0
+    redis_ttl_seconds: Annotated[
+        int,
+        Meta(ge=60, description="Blocks not used so long are forgotten; sooner where the pools turn over faster."),
+    ] = 3600
+    redis_lease_seconds: Annotated[
+        float,
+        Meta(ge=0.2, description="A router's load counts this long without being told again: what a dead one leaves."),
+    ] = 3.0
+    redis_queue_blocks: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="Blocks that wait to be told, 8 bytes each; beyond it the oldest are dropped. "
+            "As many of the latest are kept for a store that lost them.",
+        ),
+    ] = 1_000_000
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -222,6 +270,7 @@ class Settings(Section, frozen=True):
     prompt: Prompt = Prompt()
     events: Events = Events()
     choice: Choice = Choice()
+    shared: Shared = Shared()
     admin: Admin = Admin()
 
 
@@ -231,6 +280,7 @@ SECTIONS: dict[str, type[Section]] = {
     "prompt": Prompt,
     "events": Events,
     "choice": Choice,
+    "shared": Shared,
     "admin": Admin,
 }
 

@@ -8,7 +8,8 @@
             the first one fails before its first byte
     learn   what is cached there now, and how fast was it?            router.choose
 
-Between match and booking nothing is awaited: no other request can slip in and see a load that is about to change.
+With a shared store, what other routers know is asked for before that, once. Between match and booking nothing is
+awaited: no other request can slip in and see a load that is about to change.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from router.fleet.discovery import Fleet
     from router.fleet.replica import Replica
     from router.index.feedback import Change, Feedback
+    from router.index.shared import Shared
+    from router.index.shared_codec import Outside
     from router.prompt.blocks import ByteHasher, Hasher
     from router.prompt.memo import Row
     from router.prompt.readers import Readers
@@ -61,6 +64,8 @@ USUAL_PROMPT_TOKENS = 4096
 # What a prompt that could not be read is taken to weigh, in bytes of body per token.
 BODY_BYTES_PER_TOKEN = 4
 RANK_HEADER = b"X-data-parallel-rank"
+# Of a request with many prompts so many are looked up in the shared index; the others by what is known here.
+MAX_ASKED = 16
 T = TypeVar("T")
 # What is answered with these is worth asking another replica: it is down, starting, overloaded or broken.
 TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
@@ -99,6 +104,7 @@ class Journey:
         max_attempts: int,
         hash_seed: str | None,
         show_choice: bool,
+        shared: Shared | None = None,
     ) -> None:
         self._fleet = fleet
         self._pools = pools
@@ -110,6 +116,7 @@ class Journey:
         self._max_attempts = max_attempts
         self._hash_seed = hash_seed
         self._show_choice = show_choice
+        self._shared = shared
         self._hashers: dict[tuple[bool, str, str | None], Hasher | ByteHasher] = {}
         self._surprises: set[str] = set()
         # One for a prompt that takes long, one for those behind it. With more, the event loop would wait for its turn
@@ -151,10 +158,11 @@ class Journey:
         doubtful = False
         last = Outcome(Ending.UNREACHED)
         while len(tried) < self._max_attempts and self._clock() < deadline:
+            outside = await self._outside(prompt, self._candidates(ask.model, tried)) if self._shared else None
             replicas = self._candidates(ask.model, tried)
             if not replicas:
                 break
-            leg = self._choose(prompt, replicas, _rank(request))
+            leg = self._choose(prompt, replicas, _rank(request), outside)
             if not tried:
                 self._telemetry.decision.observe(perf_counter() - reading)
             replica = leg.placement.replica
@@ -169,6 +177,7 @@ class Journey:
                 raise
             finally:
                 self._dispatch.end(self._clock(), leg.placement)
+                self._load_changed()
             self._telemetry.replica(replica.name).attempt(last.ending.value)
             if last.ending in (Ending.COMPLETE, Ending.BROKEN):
                 if last.ending is Ending.BROKEN:
@@ -218,8 +227,9 @@ class Journey:
         replicas = self._candidates(ask.model, ())
         decision = None
         if replicas:
+            outside = await self._outside(prompt, replicas)
             decision = self._dispatch.weigh(
-                self._clock(), replicas, lambda replica: self._chains(prompt, replica), prompt.tokens
+                self._clock(), replicas, lambda replica: self._chains(prompt, replica), prompt.tokens, outside
             )
         blocks = {view[0]: sum(len(chain.keys) for chain in chains) for view, chains in prompt.chains.items()}
         return Explanation(
@@ -351,7 +361,24 @@ class Journey:
         left = [replica for replica in self._fleet.able(model) if replica.name not in tried]
         return [replica for replica in left if replica.shunned_until <= now] or left
 
-    def _choose(self, prompt: Prompt, replicas: list[Replica], rank: int | None) -> Leg:
+    async def _outside(self, prompt: Prompt, replicas: list[Replica]) -> Outside | None:
+        """What all routers know of this prompt and have given to the fleet; None where there is no shared store, or it
+        does not answer. One question, for every way in which the prompts are hashed."""
+        if self._shared is None:
+            return None
+        views: dict[int, tuple[list[Chain], list[str]]] = {}
+        for replica in replicas:
+            chains = self._chains(prompt, replica)
+            views.setdefault(id(chains), (chains, []))[1].append(replica.name)
+        return await self._shared.consult(
+            [(chain.keys, names) for chains, names in views.values() for chain in chains[:MAX_ASKED]]
+        )
+
+    def _load_changed(self) -> None:
+        if self._shared is not None:
+            self._shared.load_changed()
+
+    def _choose(self, prompt: Prompt, replicas: list[Replica], rank: int | None, outside: Outside | None) -> Leg:
         now = self._clock()
         ask = prompt.ask
         placement = self._dispatch.place(
@@ -363,7 +390,9 @@ class Journey:
             visible=ask.stream,
             sequences=max(1, len(prompt.prompts)) * min(ask.n, MAX_N),
             rank=rank,
+            outside=outside,
         )
+        self._load_changed()
         name = placement.replica.name
         if prompt.unread is not None:
             self._telemetry.unread.labels(prompt.unread).inc()
@@ -379,6 +408,7 @@ class Journey:
         """The first byte of a streamed answer: the engine is through with the prefill."""
         now, placement = self._clock(), leg.placement
         self._dispatch.first_token(now, placement)
+        self._load_changed()
         self._telemetry.replica(placement.replica.name).ttft.observe(now - placement.chosen_at)
 
     def _learn(self, leg: Leg) -> None:
