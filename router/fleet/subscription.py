@@ -60,6 +60,7 @@ class Feed(Protocol):
     def replay_ended(self) -> None: ...
     def replay_failed(self, why: str) -> None: ...
     def tick(self, now: float) -> None: ...
+    def reconnected(self) -> None: ...
 
 
 def read_sources(page: bytes, host: str) -> dict[int, Source]:
@@ -185,6 +186,7 @@ class Subscription:
             if self._replaying is not None and feed.wanted and feed.holding:
                 await asyncio.wait({self._replaying})
             elif await socket.poll(self._patience_ms(check_at - loop.time())):
+                self._watch(monitor)  # a new connection has to be known before what comes over it
                 self._drain(plain)
                 await asyncio.sleep(0)
 
@@ -213,6 +215,8 @@ class Subscription:
             while True:
                 frames = monitor.recv_multipart(zmq.NOBLOCK)
                 connected = int.from_bytes(frames[0][:2], "little") == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                if connected:
+                    self._feed.reconnected()
         if connected != self.connected:
             self.connected = connected
             self._told("connected" if connected else "connection lost")

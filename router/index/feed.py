@@ -179,6 +179,11 @@ class Feed:
             self._held.append((number, payload))
             self._held_bytes += len(payload)
 
+    def reconnected(self) -> None:
+        """Another connection may be to another process, and what came first on it is missed: ask before going on."""
+        if self._joined and self._replayable:
+            self.wanted = True
+
     # -- replay -------------------------------------------------------------------------------------------------
 
     def ask(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from typing import Any
 
 import pytest
@@ -276,3 +277,28 @@ async def test_metrics_tell_of_sources(fleet: Fleet) -> None:
     assert f'warmroute_kv_event_source{{{where},state="live"}} 1.0' in page
     assert f"warmroute_kv_event_lag_seconds{{{where}}}" in page
     assert f"warmroute_kv_event_gaps_total{{{where}}} 0.0" in page
+
+
+async def test_an_engine_that_connects_to_the_router(fleet: Fleet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    fake = await fleet.fake(*SMALL, *publishing(endpoint=f"tcp://127.0.0.1:{port}", replay_endpoint=None))
+    name = fake.url.removeprefix("http://")
+    router = await fleet.router(fake, event_sources=f"{name}=tcp://*:{port}")
+    await until(lambda: router.feeds is not None and router.feeds._heard[name][0].subscription.connected, "connected")
+    client = Client(await fleet.openai(router))
+    for again in range(2):
+        predicted, delivered, _ = await client.ask(list(range(100, 300)))
+        assert predicted == delivered == again * 192
+        await until(lambda: caught_up(router, fake), "all events are here")
+    assert feed(router, fake).state is State.LIVE
+
+
+async def test_events_can_be_left_alone(fleet: Fleet) -> None:
+    fake = await fleet.fake(*SMALL, *publishing())
+    router = await fleet.router(fake, kv_events="false")
+    assert router.index.known(fake.url.removeprefix("http://")) == {}
+    client = Client(await fleet.openai(router))
+    for again in range(2):
+        predicted, delivered, _ = await client.ask(list(range(100, 300)))
+        assert predicted == delivered == again * 192

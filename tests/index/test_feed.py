@@ -341,6 +341,7 @@ def test_whatever_happens_on_the_way(steps: list[tuple[str, int, int, str]], hid
         if what == "restart":
             publisher, engine = Publisher(publisher.began + 1000.0, keeps), Engine()
             late.clear()
+            listener.feed.reconnected()
             continue
         if what == "store":
             # An engine stores what is missing of a prompt behind what it has, or all of it once more.

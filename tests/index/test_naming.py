@@ -31,7 +31,7 @@ def of(algorithm: str) -> tuple[str | None, list[dict[str, Any]]]:
 
 
 def naming(hashing: Hashing, size: int = 32, paths: dict[str, str] | None = None) -> Naming:
-    return Naming(hashing, size, lambda adapter: (paths or {}).get(adapter))
+    return Naming(hashing, size, (paths or {}).get)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
