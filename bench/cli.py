@@ -8,8 +8,9 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import demo, hit_rate, load, simulate
+from bench import demo, hit_rate, load, overhead_decision, simulate
 from bench.processes import StartError
+from router.prompt.blocks import ALGORITHMS
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -115,6 +116,21 @@ def parser() -> argparse.ArgumentParser:
     steady.add_argument("--seconds", type=_seconds, default=None, help="end after this long (default: on Ctrl-C)")
     _common(steady)
     steady.set_defaults(run=load.run, on_ctrl_c=0)
+
+    overhead = commands.add_parser("overhead", help="what the router itself costs")
+    costs = overhead.add_subparsers(required=True, metavar="WHAT")
+    decision = costs.add_parser(
+        "decision",
+        help="reading a prompt and choosing a replica, in CPU time beside json.loads of the body",
+        description=overhead_decision.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    decision.add_argument("--tokenizer", type=Path, default=overhead_decision.TINY, help="the model's tokenizer files")
+    decision.add_argument("--algorithm", choices=ALGORITHMS, default="sha256", help="how replicas hash blocks")
+    decision.add_argument("--runs", type=_positive, default=9, help="the more, the steadier")
+    decision.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
+    _common(decision)
+    decision.set_defaults(run=overhead_decision.run, on_ctrl_c=_INTERRUPTED)
 
     show = commands.add_parser(
         "demo",

@@ -101,10 +101,13 @@ class Bodies:
     def find(self, body: bytes, digests: list[int]) -> Known | None:
         """The longest beginning of `body` that is known."""
         for at in range(len(digests) - 1, -1, -1):
-            for known in self._kept.get(digests[at]) or ():
+            if row := self._kept.get(digests[at]):
                 begin = (at + 1) * STEP
-                if known.end <= len(body) and known.digest == _digest(body, begin, known.end):
-                    return known
+                fitting = [
+                    known for known in row if known.end <= len(body) and known.digest == _digest(body, begin, known.end)
+                ]
+                if fitting:
+                    return max(fitting, key=lambda known: known.end)
         return None
 
     def keep(self, chat: Chat, key: bytes, state: State) -> None:
@@ -133,7 +136,7 @@ class Bodies:
             short_bytes=min(weight, len(chat.body)),
             states={key: state},
         )
-        self._put(chat.marks[mark - 1], new)
+        self._put(chat.marks[mark - 1], new, known)
 
     def _add_state(self, chat: Chat, known: Known, key: bytes, state: State) -> None:
         if key in known.states and known.states[key] == state:
@@ -144,11 +147,11 @@ class Bodies:
         known.states = states
         self._put(chat.marks[known.end // STEP - 1], known)
 
-    def _put(self, mark: int, new: Known) -> None:
-        old = self._kept.get(mark) or []
-        others = [known for known in old if (known.end, known.digest) != (new.end, new.digest)]
-        # The longest first: it leaves the least to do.
-        row = sorted([new, *others[: _MOST_AT_A_MARK - 1]], key=lambda known: -known.end)
+    def _put(self, mark: int, new: Known, used: Known | None = None) -> None:
+        """Add to what is known at a mark. What was used last stays."""
+        old = [known for known in self._kept.get(mark) or () if (known.end, known.digest) != (new.end, new.digest)]
+        row = [new, *(known for known in old if known is used), *(known for known in old if known is not used)]
+        del row[_MOST_AT_A_MARK:]
         self._kept.put(mark, row, sum(known.weight for known in row))
 
 

@@ -25,6 +25,8 @@ hand-off inside them is one."""
 
 _CARRIED = 4  # how deep carriers may lie in one another; an engine unfolds two
 
+# A shorter body is parsed and rendered whole as fast as its beginning is looked up.
+_LEAST_KNOWN = 4 * STEP
 # Beyond this a digest of the body would take too long for where it is made, on the event loop.
 _MOST_KNOWN = 8 * 1024 * 1024
 
@@ -87,7 +89,7 @@ class Beginning:
 
 def can_be_known(path: str, body: bytes) -> bool:
     """Whether a body is of a kind whose beginnings are remembered."""
-    return STEP <= len(body) <= _MOST_KNOWN and path.partition("?")[0] == _CHAT
+    return _LEAST_KNOWN <= len(body) <= _MOST_KNOWN and path.partition("?")[0] == _CHAT
 
 
 def read(path: str, body: bytes, beginning: Beginning | None = None) -> Ask:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+FEW = 4
+"""So many pieces are tokenized one by one: to spread them over threads would cost more."""
+
 log = logging.getLogger("warmroute.prompt")
 
 
@@ -103,6 +106,8 @@ class Tokenizer:
         try:
             if self._fast is not None:
                 try:
+                    if len(pieces) <= FEW:
+                        return [array("I", self._fast.encode(piece).ids) for piece in pieces]
                     flat, ends = self._fast.encode_batch_flat(pieces)
                     return _parts(flat, ends)
                 except UnicodeEncodeError:
