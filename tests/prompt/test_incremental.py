@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
 from router.prompt.blocks import NO_EXTRA, Extra
-from router.prompt.bodies import Bodies, marks
+from router.prompt.bodies import STEP, Bodies, marks
 from router.prompt.chat import ChatTemplate
 from router.prompt.memo import Memo
 from router.prompt.reader import PromptError, Reader
