@@ -440,6 +440,8 @@ class Router:
             lines.append(f"    {name}  read as {mode}{hint}")
         if not models:
             lines.append("    none known yet")
+        if self.shared is not None:
+            lines.append(f"  shared  {self.shared.where}")
         listen = settings.listen
         lines.append(
             f"  memory bounds: index {blocks} blocks, {blocks * BLOCK_BYTES / 2**20:.0f} MiB; "

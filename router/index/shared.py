@@ -149,6 +149,14 @@ class Shared:
         return self._link is not None
 
     @property
+    def where(self) -> str:
+        """For people: what is shared, with whom, and whether that works."""
+        name = f"with the routers of `{self._options.namespace}`"
+        if self._owner is not None and self.online:
+            return f"{name} through {self._owner}"
+        return f"{name} as soon as {', '.join(map(str, self._options.targets))} answers"
+
+    @property
     def waiting_blocks(self) -> int:
         """Blocks that the store is still to be told of."""
         return self._backlog.blocks

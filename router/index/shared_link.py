@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
@@ -167,8 +167,7 @@ class Link(asyncio.Protocol):
         return self._closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is none by inheritance
         held = transport.get_extra_info("socket")
         if held is not None and held.family in (socket.AF_INET, socket.AF_INET6):
             held.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
