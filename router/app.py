@@ -142,12 +142,14 @@ class Router:
         self.door = Door(own.serve, limits)
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(self.door.connection, listen.host, listen.port, backlog=1024)
+            server = await loop.create_server(
+                self.door.connection, listen.host, listen.port, backlog=1024, start_serving=False
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {listen.host}:{listen.port}: {error.strerror or error}; choose another --port"
             ) from None
-        self._stack.push_async_callback(self._stop, server)
+        self._stack.callback(server.close)
         host, port = server.sockets[0].getsockname()[:2]
         self.address = (host, port)
         session = await self._stack.enter_async_context(
@@ -179,7 +181,7 @@ class Router:
         ]
         if settings.admin.admin_port >= 0:
             await self._start_admin(journey)
-        # One round before anything is said, so that the start-up block tells what is there.
+        # One round before anyone is let in, so that the first clients find replicas and the start-up block can name them.
         await asyncio.gather(*(probe.once() for probe in self._probes))
         if self.shared is not None:
             await self.shared.start()
@@ -187,6 +189,9 @@ class Router:
         tasks = [asyncio.create_task(probe.run()) for probe in self._probes]
         tasks.append(asyncio.create_task(self._sweep()))
         self._stack.push_async_callback(_cancel, tasks)
+        await server.start_serving()
+        # First of all that is taken down: while answers end, everything else goes on.
+        self._stack.push_async_callback(self._stop, server)
         return self
 
     async def __aexit__(self, *_: object) -> None:
