@@ -181,7 +181,7 @@ class Router:
         ]
         if settings.admin.admin_port >= 0:
             await self._start_admin(journey)
-        # One round before anyone is let in, so that the first clients find replicas and the start-up block can name them.
+        # One round before anyone is let in: the first clients find replicas, and the start-up block can name them.
         await asyncio.gather(*(probe.once() for probe in self._probes))
         if self.shared is not None:
             await self.shared.start()
