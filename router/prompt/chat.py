@@ -50,6 +50,39 @@ class ChatTemplate:
                 compiled.prove()
                 self._proven[source] = compiled
 
+    def system_first(self) -> bool:
+        """Whether system messages can only come first: then vLLM joins those of /v1/messages into one.
+
+        Tried as vLLM does, without what templates may use elsewhere (entrypoints/anthropic/serving.py
+        `_detect_merge_inline_system`).
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        chat = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+        variants: tuple[list[Any] | None, ...] = (None, [])
+        for tools in variants:
+            try:
+                template = environment.from_string(self._source(tools))
+                template.render(messages=chat, add_generation_prompt=False)
+            except (jinja2.TemplateError, TemplateError):
+                return True
+        return False
+
+    def thinking_off(self) -> str:
+        """The `reasoning_effort` by which vLLM tells a template not to think: "low" where "none" does nothing."""
+
+        def probe(effort: str) -> str | None:
+            extra = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            try:
+                return self.render([{"role": "user", "content": "Hi"}], extra=extra)
+            except TemplateError:
+                return None
+
+        none = probe("none")
+        same = none is None or any(probe(effort) == none for effort in ("low", "medium", "high", "xhigh", "max"))
+        return "low" if same else "none"
+
     def _compile(self, tools: list[Any] | None, template: str | None) -> _Compiled:
         if template is not None:
             return _compiled(template)

@@ -289,6 +289,12 @@ class Reader:
             raise PromptError("the request brings its own chat template")
         if self.tokenizer.chat_template is None:
             raise PromptError(f"the tokenizer at {self.tokenizer.name} has no chat template")
+        if ask.thinking_off:
+            ask.reasoning_effort, ask.thinking_off = self.tokenizer.chat_template.thinking_off(), False
+        if ask.system_anywhere:
+            ask.system_anywhere = False
+            if self.tokenizer.chat_template.system_first():
+                ask.messages = _system_joined(ask.messages)
         extra: dict[str, Any] = dict(ask.chat_template_kwargs)
         if not extra.keys().isdisjoint(("chat_template", "tokenize")):
             raise PromptError("chat_template_kwargs steers the engine's own rendering")
@@ -326,6 +332,12 @@ def _rendering(work: Callable[[], T]) -> T:
 def _opening(parts: Sequence[str]) -> int:
     """A digest of what stands before the first message: it may hold what is no request's doing, such as a date."""
     return xxhash.xxh3_64_intdigest(parts[0].encode("utf-8", "surrogatepass"))
+
+
+def _system_joined(messages: list[Any]) -> list[Any]:
+    systems = [message["content"] for message in messages if message["role"] == "system"]
+    rest = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "".join(systems)}, *rest] if systems else rest
 
 
 def _as_bytes(prompt: str | list[int]) -> bytes:

@@ -9,11 +9,20 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
+from router.prompt import apis
 from router.prompt.bodies import STEP, Chat, Known, split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CONVERTED: dict[str, Callable[[dict[str, Any]], apis.AsChat]] = {
+    "/v1/responses": apis.responses,
+    "/v1/messages": apis.messages,
+}
 
 HAND_OFF_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Members by which a proxy steers KV transfer between engines. Sent by a client they can pin an engine's blocks or end
@@ -60,6 +69,8 @@ class Ask:
     tools: list[Any] | None = field(default=None, repr=False)
     documents: list[Any] | None = field(default=None, repr=False)
     reasoning_effort: str | None = None
+    thinking_off: bool = False
+    system_anywhere: bool = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = True
@@ -130,7 +141,45 @@ def read(path: str, body: bytes, beginning: Beginning | None = None) -> Ask:
     elif kind == "completion" and (prompts := _prompts(value.get("prompt"))):
         ask.kind, ask.prompts = kind, prompts
         ask.add_special_tokens = value.get("add_special_tokens") is not False
+    elif path.partition("?")[0] in _CONVERTED:
+        _convert(ask, _CONVERTED[path.partition("?")[0]], value)
+    elif path.partition("?")[0] == "/v1/embeddings":
+        _embeddings(ask, value)
     return ask
+
+
+def _convert(ask: Ask, as_chat: Callable[[dict[str, Any]], apis.AsChat], value: dict[str, Any]) -> None:
+    """Take in a request of another API as the chat that the engine makes of it."""
+    try:
+        chat = as_chat(value)
+    except apis.UnreadableError:
+        return
+    ask.kind, ask.messages, ask.tools = "chat", chat.messages, chat.tools
+    ask.reasoning_effort, ask.thinking_off = chat.reasoning_effort, chat.thinking_off
+    ask.system_anywhere = chat.system_anywhere
+    ask.continue_final_message = chat.continue_final_message
+    ask.add_generation_prompt = not chat.continue_final_message
+    ask.add_special_tokens = False
+    ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or {}
+    ask.n = 1
+    if ask.max_tokens is None:
+        ask.max_tokens = _count(value, "max_output_tokens")
+
+
+def _embeddings(ask: Ask, value: dict[str, Any]) -> None:
+    """Texts, or a chat, of which nothing is generated."""
+    messages = value.get("messages")
+    if prompts := _prompts(value.get("input")):
+        ask.kind, ask.prompts = "completion", prompts
+        ask.add_special_tokens = value.get("add_special_tokens") is not False
+    elif isinstance(messages, list) and messages:
+        ask.kind, ask.messages = "chat", messages
+        ask.add_generation_prompt = value.get("add_generation_prompt") is True
+        ask.continue_final_message = value.get("continue_final_message") is True
+        ask.add_special_tokens = value.get("add_special_tokens") is True
+        ask.chat_template = _typed(value, "chat_template", str)
+        ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or {}
+    ask.max_tokens, ask.n = 1, 1
 
 
 def without_hand_off(body: bytes) -> bytes:

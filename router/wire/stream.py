@@ -59,8 +59,50 @@ def _ids(value: object) -> list[int] | None:
     return value
 
 
+# Why an answer ended, as chat completions say it.
+_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+# Events of /v1/responses that carry what the model generated, but not as plain text.
+_OTHER_WORDS = ("response.reasoning", "response.function_call", "response.custom_tool_call", "response.refusal")
+
+
+def _response(answer: Answer, whole: dict[str, Any]) -> None:
+    """What a finished answer of /v1/responses tells beside its text."""
+    status, usage = whole.get("status"), whole.get("usage")
+    answer.failed = answer.failed or status in ("failed", "cancelled")
+    answer.finish_reason = {"completed": "stop", "incomplete": "length"}.get(str(status))
+    if isinstance(usage, dict):
+        told = {"prompt_tokens": usage.get("input_tokens"), "completion_tokens": usage.get("output_tokens")}
+        _usage(answer, told | {"prompt_tokens_details": usage.get("input_tokens_details")})
+
+
+def _message_usage(answer: Answer, usage: object) -> None:
+    """Usage of /v1/messages, which counts cached tokens apart from the others."""
+    if not isinstance(usage, dict):
+        return
+    cached = usage.get("cache_read_input_tokens")
+    parts = [usage.get("input_tokens"), cached, usage.get("cache_creation_input_tokens")]
+    if isinstance(parts[0], int):
+        answer.prompt_tokens = sum(part for part in parts if isinstance(part, int))
+    if isinstance(cached, int):
+        answer.cached_tokens = cached
+    if isinstance(written := usage.get("output_tokens"), int):
+        answer.completion_tokens = written
+
+
+def _only_text(items: object, kind: str) -> str | None:
+    """The text of an answer that consists of one text; None for any other."""
+    if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
+        return None
+    content = items[0].get("content")
+    if not isinstance(content, list) or len(content) != 1 or not isinstance(content[0], dict):
+        return None
+    text = content[0].get("text")
+    whole = content[0].get("type") == kind and isinstance(text, str) and len(text) <= MAX_TEXT_CHARS
+    return text if whole else None
+
+
 class EventWatch:
-    """Reads a `text/event-stream` answer of the chat or completions route, split anywhere."""
+    """Reads a `text/event-stream` answer of a route that generates text, split anywhere."""
 
     def __init__(self) -> None:
         self._answer = Answer()
@@ -108,10 +150,46 @@ class EventWatch:
         if usage is not None:
             _usage(self._answer, usage)
         choices = event.get("choices")
-        if not isinstance(choices, list):
-            return
-        for choice in choices:
-            self._choice(choice)
+        if isinstance(choices, list):
+            for choice in choices:
+                self._choice(choice)
+        elif isinstance(kind := event.get("type"), str):
+            self._event(kind, event)
+
+    def _event(self, kind: str, event: dict[str, Any]) -> None:
+        """An event of /v1/responses ("response....") or /v1/messages."""
+        if kind == "response.output_text.delta":
+            self._add(event.get("delta"))
+        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+            whole = event.get("response")
+            if isinstance(whole, dict):
+                _response(self._answer, whole)
+            self._answer.failed = self._answer.failed or kind == "response.failed"
+        elif kind == "message_start":
+            message = event.get("message")
+            _message_usage(self._answer, message.get("usage") if isinstance(message, dict) else None)
+        elif kind == "content_block_delta":
+            delta = event.get("delta")
+            if isinstance(delta, dict) and delta.get("type") == "text_delta":
+                self._add(delta.get("text"))
+            else:
+                self._opaque = True  # thoughts, or a call's arguments
+        elif kind == "message_delta":
+            delta = event.get("delta")
+            if isinstance(delta, dict) and isinstance(reason := delta.get("stop_reason"), str):
+                self._answer.finish_reason = _FINISH.get(reason, reason)
+            _message_usage(self._answer, event.get("usage"))
+        elif kind.startswith(_OTHER_WORDS):
+            self._opaque = True
+
+    def _add(self, text: object) -> None:
+        if isinstance(text, str) and text:
+            self._chars += len(text)
+            if self._chars > MAX_TEXT_CHARS:
+                self._opaque = True
+                self._text.clear()
+            else:
+                self._text.append(text)
 
     def _choice(self, choice: Any) -> None:
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
@@ -124,13 +202,7 @@ class EventWatch:
                 self._opaque = True
         else:
             text = choice.get("text")
-        if isinstance(text, str) and text:
-            self._chars += len(text)
-            if self._chars > MAX_TEXT_CHARS:
-                self._opaque = True
-                self._text.clear()
-            else:
-                self._text.append(text)
+        self._add(text)
         ids = _ids(choice.get("token_ids"))
         if ids is not None:
             self._ids_known = True
@@ -147,7 +219,7 @@ class EventWatch:
 
 
 class JsonWatch:
-    """Reads a whole JSON answer of the chat or completions route, once it is there."""
+    """Reads a whole JSON answer of a route that generates text, once it is there."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -170,8 +242,18 @@ class JsonWatch:
             return answer
         if not isinstance(whole, dict):
             return answer
-        answer.failed = "error" in whole
+        answer.failed = whole.get("error") is not None
         _usage(answer, whole.get("usage"))
+        if whole.get("object") == "response":
+            _response(answer, whole)
+            answer.text = _only_text(whole.get("output"), "output_text")
+            return answer
+        if whole.get("type") == "message":
+            _message_usage(answer, whole.get("usage"))
+            answer.text = _only_text([whole], "text")
+            if isinstance(reason := whole.get("stop_reason"), str):
+                answer.finish_reason = _FINISH.get(reason, reason)
+            return answer
         choices = whole.get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
             return answer

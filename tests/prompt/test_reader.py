@@ -102,7 +102,7 @@ def test_completions_without_a_tokenizer_are_bytes() -> None:
 def test_what_cannot_be_read(tokenizer: Tokenizer) -> None:
     exact = Reader(tokenizer)
     cases: list[tuple[Reader, Ask, str]] = [
-        (exact, read("/v1/embeddings", b'{"input": "x"}'), "no prompt"),
+        (exact, read("/v1/rerank", b'{"input": "x"}'), "no prompt"),
         (exact, chat(user("\ud800")), "lone surrogates"),
         (exact, completion("\ud800"), "lone surrogates"),
         (exact, chat(IMAGE), "only text can be read here"),

@@ -88,7 +88,7 @@ def test_members_of_other_types_keep_their_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/v1/responses", "/", "/v1/chat/completions/batch", "/V1/completions"]
+    "path", ["/v1/embeddings/x", "/v1/responses", "/", "/v1/chat/completions/batch", "/V1/completions"]
 )
 def test_other_paths_have_no_prompt(path: str) -> None:
     ask = read(path, b'{"model": "m", "prompt": "x", "messages": [{"role": "user"}], "stream": true}')
