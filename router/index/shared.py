@@ -39,6 +39,7 @@ from router.index.shared_codec import (
     read_matches,
 )
 from router.index.shared_link import Link, LinkError, RefusedError, Target
+from router.names import Name
 
 if TYPE_CHECKING:
     import ssl
@@ -110,9 +111,11 @@ class Shared:
         self._ttl = b"%d" % options.ttl_seconds
         self._lease = b"%d" % (options.lease_seconds * 1000)
         self._patience = max(0.0, options.timeout_ms - GRACE_MS) / 1000
+        self._tell_seconds = max(TELL_SECONDS, options.timeout_ms / 1000)
         self._me = os.urandom(8).hex().encode()
         self._link: Link | None = None
         self._hashes: dict[str, bytes] = {}
+        self._names: dict[tuple[str, int], Name] = {}
         self._store: bytes | None = None
         self._seats: dict[str, Seat] = {}
         self._names: dict[int, str] = {}
@@ -267,7 +270,7 @@ class Shared:
         if link is not None and self._store is not None:
             slots = pack_slots(seat.slot for seat in self._seats.values())
             with contextlib.suppress(LinkError, RefusedError, TimeoutError):
-                async with asyncio.timeout(TELL_SECONDS):
+                async with asyncio.timeout(self._tell_seconds):
                     await self._call(link, "publish", self._store, self._me, b"0", b"", slots)
         if link is not None:
             link.lost = None
@@ -308,7 +311,10 @@ class Shared:
 
     async def _open(self, target: Target) -> None:
         for _ in range(REDIRECTIONS):
-            link = await Link.connect(target, self._options.tls)
+            host = self._names.get((target.host, target.port))
+            if host is None and not target.path:
+                host = self._names[target.host, target.port] = Name(target.host, target.port)
+            link = await Link.connect(target, self._options.tls, host)
             try:
                 for name, path in _SCRIPTS.items():
                     self._hashes[name] = await link.call(b"SCRIPT", b"LOAD", path.read_bytes())
@@ -457,7 +463,7 @@ class Shared:
             while (link := self._link) is not None and (self._undeclared or len(self._backlog)):
                 parts: list[Part] = []
                 try:
-                    async with asyncio.timeout(TELL_SECONDS):
+                    async with asyncio.timeout(self._tell_seconds):
                         if self._undeclared:
                             await self._declare(link)
                         else:
@@ -518,7 +524,7 @@ class Shared:
             )
             slots = pack_slots(self._seats[name].slot for name in names)
             try:
-                async with asyncio.timeout(TELL_SECONDS):
+                async with asyncio.timeout(self._tell_seconds):
                     reply = await self._call(link, "publish", store, self._me, self._lease, load, slots)
             except TimeoutError:
                 link.close("what is told takes too long")

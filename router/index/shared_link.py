@@ -22,6 +22,8 @@ from router.config import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from router.names import Name
+
 DEFAULT_PORT = 6379
 _MISSING = object()
 
@@ -124,18 +126,27 @@ class Link(asyncio.Protocol):
         self._closed = False
 
     @classmethod
-    async def connect(cls, target: Target, context: ssl.SSLContext | None) -> Link:
-        """Connect and enter. Raises LinkError; bound it by a time-out."""
+    async def connect(cls, target: Target, context: ssl.SSLContext | None, name: Name | None = None) -> Link:
+        """Connect and enter. Raises LinkError; bound it by a time-out. `name`: what resolves the target's host."""
+        where = target.host
         loop = asyncio.get_running_loop()
         link: Link
         try:
             if target.path:
                 _, link = await loop.create_unix_connection(cls, target.path)
             else:
+                if name is not None:
+                    where = await name.resolve()
                 _, link = await loop.create_connection(
-                    cls, target.host, target.port, ssl=context if target.tls else None
+                    cls,
+                    where,
+                    target.port,
+                    ssl=context if target.tls else None,
+                    server_hostname=target.host if target.tls else None,
                 )
         except OSError as error:
+            if name is not None:
+                name.doubt(where)
             reason = error.strerror or str(error) or type(error).__name__
             raise LinkError(reason.lower() if isinstance(error, ConnectionError) else reason) from None
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
+from router.names import Name
 from router.wire.http import Head, Headers
 
 if TYPE_CHECKING:
@@ -268,21 +269,30 @@ class Pool:
         self._tls = tls if tls is not None else (ssl.create_default_context() if address.tls else None)
         self._idle: deque[Upstream] = deque()
         self._loop = asyncio.get_running_loop()
+        self._name = Name(address.host, address.port)
 
     async def connection(self, *, fresh: bool = False) -> Upstream:
         """A connection to send one request on. Raises `BrokenError` where there is none to be had."""
         if not fresh and (connection := self.take_idle()) is not None:
             return connection
+        where = ""
         try:
             async with asyncio.timeout(self._connect_seconds):
+                where = await self._name.resolve()
                 _, connection = await self._loop.create_connection(
-                    lambda: Upstream(self), self.address.host, self.address.port, ssl=self._tls
+                    lambda: Upstream(self),
+                    where,
+                    self.address.port,
+                    ssl=self._tls,
+                    server_hostname=self.address.host if self._tls is not None else None,
                 )
         except TimeoutError:
+            self._name.doubt(where)
             raise BrokenError(f"no connection within {self._connect_seconds:g} s (connect_timeout_seconds)") from None
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ExhaustedError from None
+            self._name.doubt(where)
             raise BrokenError(_name(error)) from None
         return connection
 
