@@ -115,7 +115,7 @@ class Shared:
         self._me = os.urandom(8).hex().encode()
         self._link: Link | None = None
         self._hashes: dict[str, bytes] = {}
-        self._names: dict[tuple[str, int], Name] = {}
+        self._hosts: dict[tuple[str, int], Name] = {}
         self._store: bytes | None = None
         self._seats: dict[str, Seat] = {}
         self._names: dict[int, str] = {}
@@ -311,9 +311,9 @@ class Shared:
 
     async def _open(self, target: Target) -> None:
         for _ in range(REDIRECTIONS):
-            host = self._names.get((target.host, target.port))
+            host = self._hosts.get((target.host, target.port))
             if host is None and not target.path:
-                host = self._names[target.host, target.port] = Name(target.host, target.port)
+                host = self._hosts[target.host, target.port] = Name(target.host, target.port)
             link = await Link.connect(target, self._options.tls, host)
             try:
                 for name, path in _SCRIPTS.items():
