@@ -435,11 +435,17 @@ class Journey:
         if changed is not None:
             tell(changed)
         chains = self._chains(leg.prompt, leg.placement.replica)
+        beyond = 0
         if len(chains) == 1 and ask.n == 1:
+            (chain,) = chains
             generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
             if generated and not _altered(reader, answer, len(generated)):
-                chains = [chains[0].extend(generated)]
-        self._dispatch.answered(leg.placement, chains)
+                chains = [chain.extend(generated)]
+            elif answer.completion_tokens is not None:
+                # The last token is sampled, but never computed.
+                computed = chain.length + (answer.completion_tokens - 1) * reader.units_per_token
+                beyond = max(0, computed // chain.block_size - len(chain.keys))
+        self._dispatch.answered(leg.placement, chains, beyond=beyond)
 
 
 def tell(change: Change) -> None:

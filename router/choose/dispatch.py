@@ -99,6 +99,8 @@ class Dispatch:
                 now=now,
                 until=now + (decision.price.waiting_ms + prefill_ms) / 1000,
                 rank=decision.candidate.rank,
+                # What is generated goes into another block where the last one is full.
+                partial=chain.usable_blocks == len(chain.keys) or answer_tokens > 1,
             )
         return Placement(replica, replica.epoch, decision, booking, chosen, tokens, now)
 
@@ -184,8 +186,9 @@ class Dispatch:
         """The request is over at this replica, however it ended. Safe to call twice."""
         placement.booking.close(now)
 
-    def answered(self, placement: Placement, chains: Sequence[Blocks]) -> None:
-        """It was answered whole: these blocks, the answer's among them as far as they are known, are cached there."""
+    def answered(self, placement: Placement, chains: Sequence[Blocks], *, beyond: int = 0) -> None:
+        """It was answered whole: these blocks, the answer's among them as far as they are known, are cached there.
+        `beyond`: full blocks of the answer that are not known."""
         if placement.epoch == placement.replica.epoch:
             for place, chain in enumerate(chains):
                 self._index.record(
@@ -195,6 +198,8 @@ class Dispatch:
                     prompt_blocks=len(placement.chains[place].keys) if place < len(placement.chains) else 0,
                     now=placement.chosen_at,
                     rank=placement.decision.candidate.rank,
+                    beyond=beyond,
+                    partial=chain.usable_blocks == len(chain.keys) or beyond > 0,
                 )
 
     def left(self, now: float, placement: Placement) -> None:

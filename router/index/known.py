@@ -195,8 +195,8 @@ class Known:
         """See `Residency.ends_a_turn`."""
         return self._turns.get(key) == ENDED
 
-    def place(self, keys: Sequence[int], now: float, until: float) -> None:
-        """A prompt was given to the engine; its prefill should be through at `until`."""
+    def place(self, keys: Sequence[int], now: float, until: float, *, partial: bool = False) -> None:
+        """A prompt was given to the engine; its prefill should be through at `until`. `partial`: see `Residency`."""
         self.placed += 1
         if not keys:
             return
@@ -215,13 +215,15 @@ class Known:
                 turns[key] = SHARED
         self._bound_turns()
         if self._presumed is not None:
-            self._presumed.record(keys)
+            self._presumed.record(keys, partial=partial)
 
     def unconfirmed_since(self, now: float) -> float:
         """For how many seconds prompts have been answered and nothing was stored of the blocks missing here."""
         return 0.0 if self._unconfirmed is None else now - self._unconfirmed
 
-    def answered(self, keys: Sequence[int], prompt_blocks: int, now: float) -> None:
+    def answered(
+        self, keys: Sequence[int], prompt_blocks: int, now: float, *, beyond: int = 0, partial: bool = False
+    ) -> None:
         """A prompt's answer is whole. `keys` go on with the answer's blocks as far as they are known: only events tell
         whether they are there, but they say where a conversation's next turn may begin."""
         turns = self._turns
@@ -235,7 +237,7 @@ class Known:
             turns[key] = ENDED if turns.get(key, OPEN) == OPEN else SHARED
         self._bound_turns()
         if self._presumed is not None:
-            self._presumed.record(keys, ended=True)
+            self._presumed.record(keys, ended=True, beyond=beyond, partial=partial)
 
     def forget(self, keys: Sequence[int]) -> None:
         """These blocks, a suffix of a chain, were not computed after all, unless the engine tells of them."""

@@ -141,6 +141,8 @@ class Index:
         now: float = 0.0,
         until: float = 0.0,
         rank: int | None = None,
+        beyond: int = 0,
+        partial: bool = False,
     ) -> None:
         """See `Residency.record`. `prompt_blocks`: how many of an answered request's blocks are its prompt's. `until`:
         when the prefill should be through. `rank`: as `match` gave it."""
@@ -148,12 +150,12 @@ class Index:
         if ranks is None:
             residency = self._replicas.get(replica)
             if residency is not None:
-                residency.record(keys, ended=ended)
+                residency.record(keys, ended=ended, beyond=beyond, partial=partial)
         elif (known := self._rank(ranks, rank)) is not None:
             if ended:
-                known.answered(keys, prompt_blocks, now)
+                known.answered(keys, prompt_blocks, now, beyond=beyond, partial=partial)
             else:
-                known.place(keys, now, until)
+                known.place(keys, now, until, partial=partial)
 
     def forget(self, replica: str, keys: Sequence[int], rank: int | None = None) -> None:
         ranks = self._known.get(replica)

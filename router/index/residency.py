@@ -29,7 +29,7 @@ class Residency:
     `capacity`: blocks, the engine's num_gpu_blocks - 1 (one is its null block). Memory: about 100 bytes a block.
     """
 
-    __slots__ = ("_held", "capacity")
+    __slots__ = ("_held", "_unnamed", "capacity")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -37,6 +37,7 @@ class Residency:
         self.capacity = capacity
         # key -> how requests ended here or went on. Oldest first.
         self._held: dict[int, int] = {}
+        self._unnamed = 0  # the last of the numbers that stand for blocks of no known name: below all hashes
 
     def __len__(self) -> int:
         return len(self._held)
@@ -62,14 +63,21 @@ class Residency:
         """Whether one request was answered in this block and nothing went on from it: a conversation waits here."""
         return self._held.get(key) == ENDED
 
-    def record(self, keys: Sequence[int], *, ended: bool = False) -> None:
+    def record(self, keys: Sequence[int], *, ended: bool = False, beyond: int = 0, partial: bool = False) -> None:
         """A request with these blocks was given to the replica: they are held now, and the most recently used.
 
-        `ended`: it has been answered; the blocks of the answer, as far as they are known, are among them.
+        `ended`: it has been answered; the blocks of the answer, as far as they are known, are among them. `beyond`: so
+        many full ones of it are not; they take room all the same, and as the tail they are the first to go. `partial`:
+        there is a last block that is not full. It is never found again, but takes room until the request is over.
         """
         held = self._held
-        keys = keys[: self.capacity]
+        room = max(1, self.capacity - partial)
+        keys = keys[:room]
+        for _ in range(min(beyond, room - len(keys))):
+            self._unnamed -= 1
+            held[self._unnamed] = SHARED
         if not keys:
+            self._evict(room)
             return
         state = held.pop(keys[-1], OPEN)
         if ended:
@@ -80,10 +88,7 @@ class Residency:
             # A block of the answer itself: a next turn whose text tokenizes differently may part from it in its midst.
             own = held.pop(key, OPEN) == OPEN
             held[key] = ENDED if ended and own else SHARED
-        surplus = len(held) - self.capacity
-        if surplus > 0:
-            for key in list(islice(held, surplus)):
-                del held[key]
+        self._evict(room)
 
     def presume(self, keys: Iterable[int]) -> None:
         """These blocks, children before their parents, are held too, and older than all that is."""
@@ -101,7 +106,11 @@ class Residency:
     def resize(self, capacity: int) -> None:
         """The engine told its pool. The oldest go if it is smaller than was presumed."""
         self.capacity = capacity
-        surplus = len(self._held) - capacity
+        self._evict(capacity)
+
+    def _evict(self, room: int) -> None:
+        """The oldest, down to `room` blocks."""
+        surplus = len(self._held) - room
         if surplus > 0:
             for key in list(islice(self._held, surplus)):
                 del self._held[key]

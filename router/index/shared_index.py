@@ -36,8 +36,20 @@ class ToldIndex(Index):
         now: float = 0.0,
         until: float = 0.0,
         rank: int | None = None,
+        beyond: int = 0,
+        partial: bool = False,
     ) -> None:
-        super().record(replica, keys, ended=ended, prompt_blocks=prompt_blocks, now=now, until=until, rank=rank)
+        super().record(
+            replica,
+            keys,
+            ended=ended,
+            prompt_blocks=prompt_blocks,
+            now=now,
+            until=until,
+            rank=rank,
+            beyond=beyond,
+            partial=partial,
+        )
         pool = self._pools.get(replica)
         if pool is not None:
             told = keys if len(keys) <= pool else keys[:pool]

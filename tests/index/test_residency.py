@@ -125,3 +125,27 @@ def test_5000_distinct_prompts_stay_within_the_pool() -> None:
     for i in range(5000):
         index.record("a", range(i * 1000, i * 1000 + 50))
     assert index.blocks("a") == 1000
+
+
+def test_a_block_that_is_not_full_takes_room_while_the_request_runs() -> None:
+    cache = Residency(4)
+    cache.record([1, 2, 3, 4])
+    assert cache.depth([1, 2, 3, 4]) == 4
+    cache.record([1, 2, 3, 4], partial=True)
+    assert cache.depth([1, 2, 3, 4]) == 3
+    cache.record([5], partial=True)
+    assert (cache.depth([1, 2, 3]), cache.depth([5]), len(cache)) == (2, 1, 3)
+
+
+def test_blocks_of_no_known_name_take_room_and_are_never_found() -> None:
+    cache = Residency(6)
+    cache.record([1, 2, 3])
+    cache.record([7, 8], ended=True, beyond=2)
+    assert len(cache) == 6  # 3 was the oldest tail
+    assert (cache.depth([1, 2, 3]), cache.depth([7, 8])) == (2, 2)
+    cache.record([9, 10, 11])
+    # 2 and 1 went, and of the answer that nobody can name the tail.
+    assert (cache.depth([1, 2]), cache.depth([7, 8]), len(cache)) == (0, 2, 6)
+    cache.record([], beyond=100)
+    assert len(cache) == 6
+    assert cache.depth([9]) == 0

@@ -58,12 +58,14 @@ def lasting_router(replicas: list[str], tmp_path_factory: pytest.TempPathFactory
 
 
 @contextlib.contextmanager
-def _router(replicas: list[str], directory: Path) -> Iterator[str]:
+def _router(replicas: list[str], directory: Path, flags: tuple[str, ...] = ("--hash-seed", "0")) -> Iterator[str]:
     for url in replicas:
         assert exchange(url, "POST", "/reset_prefix_cache").status == 200
+        # An engine tells of it with its next step, and not before. This one is too short to be cached.
+        assert exchange(url, "POST", "/v1/completions", {"prompt": [5], "max_tokens": 1}).status == 200
     port = free_port()
     command = [sys.executable, "-m", "router", "serve", *replicas, "--port", str(port), "--admin-port", "-1"]
-    command += ["--tokenizer", str(TINY), "--hash-seed", "0"]
+    command += ["--tokenizer", str(TINY), *flags]
     # WARMROUTE_* are the router's settings; those of this run aren't among them.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WARMROUTE_")}
     log = directory / "router.log"
