@@ -96,8 +96,8 @@ class Naming:
             if found is not None:
                 self.mode, self.hashing = Mode.PROVEN, found
                 self._tags_seen = bool(extra)
-            elif not extra:
-                # What else was hashed into the block is known here: nothing. So it is the seed that is not.
+            elif self._understood(extra, root.lora_name):
+                # All that was hashed into the block is known here. So it is the seed that is not.
                 self.mode, self.hashing = Mode.TRANSLATED, self._assumed
         elif self.mode is Mode.PROVEN and extra and not self._tags_seen:
             for tagged in (True, False):
@@ -115,6 +115,11 @@ class Naming:
                     if self._yields(hashing, root, extra):
                         return hashing
         return None
+
+    def _understood(self, extra: list[Any] | None, lora_name: str | None) -> bool:
+        """Whether a block's extra keys are nothing but salts and adapters of known paths."""
+        plain = all(isinstance(key, str) for key in extra or ())
+        return plain and (lora_name is None or self._lora_path(lora_name) is not None)
 
     def _yields(self, hashing: Hashing, root: Stored, extra: list[Any] | None) -> bool:
         if root.lookahead:

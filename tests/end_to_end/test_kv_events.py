@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -302,3 +303,12 @@ async def test_events_can_be_left_alone(fleet: Fleet) -> None:
     for again in range(2):
         predicted, delivered, _ = await client.ask(list(range(100, 300)))
         assert predicted == delivered == again * 192
+
+
+async def test_siblings_follow_before_the_engine_has_told(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.fake(*SMALL, *publishing()))
+    client = Client(await fleet.openai(router))
+    prompt = list(range(100, 900))
+    answers = await asyncio.gather(*(client.ask(prompt) for _ in range(3)))
+    assert sorted(predicted for predicted, _, _ in answers) == [0, 784, 784]
+    assert sorted(delivered for _, delivered, _ in answers) == [0, 784, 784]

@@ -126,6 +126,18 @@ def test_a_block_with_unknown_extras_proves_nothing_either_way() -> None:
     assert names.mode is Mode.PROVEN
 
 
+def test_an_unknown_seed_is_told_by_salted_blocks_too() -> None:
+    names = naming(Hashing("sha256", None), 4)
+    hidden = Hashing("sha256", "hidden")
+    names.stored(root(hidden, ("x", "salt"), ["x", "salt"], "x"))
+    assert names.mode.name == "UNPROVEN"  # the adapter's path is not known
+    assert names.stored(root(hidden, Extra(cache_salt="salt").keys(first=True), ["salt"])) == (
+        root(Hashing("sha256", None), Extra(cache_salt="salt").keys(first=True), ["salt"]).keys,
+        None,
+    )
+    assert names.mode is Mode.TRANSLATED
+
+
 def test_a_block_whose_parent_was_missed_has_no_name() -> None:
     names = naming(Hashing("sha256", None), 4)
     names.stored(replace(root(Hashing("sha256", "hidden"), None, None)))
