@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ def caught_up(router: Router, *fakes: Server) -> bool:
         for fake in fakes
         for rank in fake.replica.ranks
     )
+
+
+def restarted(router: Router, name: str, began: float | None) -> bool:
+    """Whether another process than that of `began` is known to be there, and takes requests."""
+    return router.fleet[name].metrics.started != began and bool(router.fleet.ready())
 
 
 class Client:
@@ -312,3 +318,33 @@ async def test_siblings_follow_before_the_engine_has_told(fleet: Fleet) -> None:
     answers = await asyncio.gather(*(client.ask(prompt) for _ in range(3)))
     assert sorted(predicted for predicted, _, _ in answers) == [0, 784, 784]
     assert sorted(delivered for _, delivered, _ in answers) == [0, 784, 784]
+
+
+async def test_a_restart_between_two_requests_is_never_taken_for_a_full_cache(fleet: Fleet) -> None:
+    """At fixed ports, where the new process speaks in the old one's place."""
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
+        ports = [each.getsockname()[1] for each in (one, other)]
+    endpoints = {"endpoint": f"tcp://*:{ports[0]}", "replay_endpoint": f"tcp://*:{ports[1]}"}
+    fake = await fleet.fake(*SMALL, *publishing(**endpoints))
+    router = await fleet.router(fake)
+    client = Client(await fleet.openai(router))
+    name = fake.url.removeprefix("http://")
+    mine = prompts(12, 6)
+    for life in range(3):
+        for prompt in mine:
+            predicted, delivered, _ = await client.ask(prompt)
+            assert predicted == delivered
+            await until(lambda: caught_up(router, fake), "all events are here")
+        assert feed(router, fake).state is State.LIVE
+        # A long life and short ones: the next process's numbers begin below the last one's, or pass them.
+        began = router.fleet[name].metrics.started
+        await fake.restart()
+        if life == 1:
+            direct = await fleet.direct(fake)
+            for prompt in mine[::-1] * 2:  # behind the router's back, so that it is further on when it is met
+                direct.post("/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 1}).encode())
+                assert (await direct.reply()).status == 200
+        await until(partial(restarted, router, name, began), "the restart is seen")
+        await until(lambda: caught_up(router, fake), "all events are here")
+        if life != 1:
+            assert len(feed(router, fake).known) == 0
