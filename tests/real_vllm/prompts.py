@@ -157,3 +157,122 @@ PROMPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "completion, no special tokens": completion("The river", add_special_tokens=False),
     "completion, several answers": completion(["one", "two"], n=2),
 }
+
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+FLAT_WEATHER = {"type": "function", **WEATHER["function"], "strict": None}
+FUNCTION_CALL = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"place": "Zürich"}'}
+TOOL = {"name": "weather", "description": "Tell it", "input_schema": {"properties": {"place": {"type": "string"}}}}
+USES = {
+    "role": "assistant",
+    "content": [
+        {"type": "thinking", "thinking": "the sea?", "signature": "s"},
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "t1", "name": "weather", "input": {"place": "Zürich", "n": 1}},
+        {"type": "tool_use", "id": "t2", "name": "weather", "input": {}},
+    ],
+}
+GIVES = {
+    "role": "user",
+    "content": [
+        {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"},
+        {
+            "type": "tool_result",
+            "tool_use_id": "t2",
+            "content": [{"type": "text", "text": "wet"}, {"type": "text", "text": "cold"}],
+        },
+        {"type": "text", "text": "And now?"},
+    ],
+}
+
+
+def responses(given: object, **members: Any) -> tuple[str, dict[str, Any]]:
+    return RESPONSES, {"model": "tiny", "input": given, **members}
+
+
+def messages(*chat: object, **members: Any) -> tuple[str, dict[str, Any]]:
+    return MESSAGES, {"model": "tiny", "max_tokens": 8, "messages": list(chat), **members}
+
+
+# What token ids other APIs' requests become is told by their render routes.
+RENDERED: dict[str, tuple[str, dict[str, Any]]] = {
+    "responses, text": responses("Where does the river go?"),
+    "responses, instructions and tools": responses(
+        "Where?", instructions="Be brief.", tools=[FLAT_WEATHER, {"type": "function", "name": "now", "parameters": {}}]
+    ),
+    "responses, messages": responses(
+        [
+            {"role": "system", "content": "You are brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "To the sea."}]},
+            {"role": "user", "content": "Why?"},
+            {"role": "assistant", "content": "Because"},
+            {"type": "message", "role": "user", "content": "So?"},
+        ]
+    ),
+    "responses, calls": responses(
+        [
+            {"role": "user", "content": "Weather?"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"role": "assistant", "content": "One moment."},
+            FUNCTION_CALL,
+            FUNCTION_CALL | {"call_id": "call_2"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+            {"type": "function_call_output", "call_id": "call_2", "output": "wet"},
+            FUNCTION_CALL | {"call_id": "call_3"},
+            {"type": "function_call_output", "call_id": "call_3", "output": "cold"},
+        ],
+        tools=[FLAT_WEATHER],
+    ),
+    "responses, continued": responses(
+        [
+            {"role": "user", "content": "Where?"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "status": "incomplete",
+                "content": [{"type": "output_text", "text": "To the "}],
+            },
+        ]
+    ),
+    "responses, two answers in a row": responses(
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
+    ),
+    "responses, effort": responses("x", reasoning={"effort": "none"}),
+    "responses, template arguments": responses("x", chat_template_kwargs={"enable_thinking": False}),
+    "messages, text": messages({"role": "user", "content": "Where does the river go?"}),
+    "messages, system text": messages({"role": "user", "content": "x"}, system="You are brief."),
+    "messages, system blocks": messages(
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: cch=1;"},
+            {"type": "text", "text": "You are", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": " an agent."},
+        ],
+    ),
+    "messages, a billing header in text": messages(
+        {"role": "user", "content": "x"}, system="x-anthropic-billing-header: cch=12345;\nYou are an agent."
+    ),
+    "messages, tools": messages(
+        {"role": "user", "content": "Weather?"}, USES, GIVES, tools=[TOOL], tool_choice={"type": "auto"}
+    ),
+    "messages, a result alone": messages(
+        {"role": "user", "content": "Weather?"}, USES, {"role": "user", "content": GIVES["content"][:1]}, tools=[TOOL]
+    ),
+    "messages, system among them": messages(
+        {"role": "user", "content": "x"},
+        {"role": "system", "content": "Now be long."},
+        {"role": "assistant", "content": [{"type": "text", "text": "To the sea."}]},
+        {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": " kind."}]},
+        {"role": "user", "content": "y"},
+        system="You are brief.",
+    ),
+    "messages, begun": messages({"role": "user", "content": "x"}, {"role": "assistant", "content": "To the"}),
+    "messages, thinking off": messages({"role": "user", "content": "x"}, thinking={"type": "disabled"}),
+    "messages, thinking on": messages(
+        {"role": "user", "content": "x"}, max_tokens=2000, thinking={"type": "enabled", "budget_tokens": 1024}
+    ),
+    "messages, template arguments": messages(
+        {"role": "user", "content": "x"}, chat_template_kwargs={"enable_thinking": False}
+    ),
+}

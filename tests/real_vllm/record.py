@@ -4,6 +4,7 @@ hash_vectors.json   digests by vLLM's own hash functions
 prompts.jsonl       requests of every shape with the token ids that vLLM made of them
 kv_events.jsonl     batches of KV events under every hash algorithm
 metrics.txt         /metrics after some traffic
+apis.json           answers of /v1/responses and /v1/messages, whole and streamed
 http/               requests.json, and one answer per file: status line, headers, body
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 from exchange import Answer, exchange
 from install import vllm_python
-from prompts import CHAT, COMPLETION, PROMPTS, WEATHER
+from prompts import CHAT, COMPLETION, MESSAGES, PROMPTS, RENDERED, RESPONSES, WEATHER
 from replicas import MAX_MODEL_LEN, SERVED_NAME, Replica, running
 
 HERE = Path(__file__).resolve().parent
@@ -139,7 +140,32 @@ def record_prompts(url: str) -> None:
             else [answer["prompt_token_ids"]]
         )
         lines.append(json.dumps({"name": name, "path": path, "body": body, "prompt_token_ids": ids}))
+    for name, (path, request) in RENDERED.items():
+        body = json.dumps(request, ensure_ascii=False)
+        rendered = _good(exchange(url, "POST", f"{path}/render", body.encode()), name).json()
+        lines.append(
+            json.dumps({"name": name, "path": path, "body": body, "prompt_token_ids": [rendered["token_ids"]]})
+        )
     (DATA / "prompts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def record_apis(url: str) -> None:
+    """Whole and streamed answers of /v1/responses and /v1/messages, with the text that was generated."""
+    asks = {
+        "responses": (RESPONSES, {"input": LONG, "max_output_tokens": 9}),
+        "messages": (MESSAGES, {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9}),
+    }
+    answers = {}
+    for name, (path, ask) in asks.items():
+        for stream in (False, True):
+            request = ask | {"model": SERVED_NAME, "temperature": 0, "stream": stream}
+            answer = _good(exchange(url, "POST", path, request), name)
+            answers[f"{name}{' stream' if stream else ''}"] = {
+                "path": path,
+                "request": json.dumps(request),
+                "answer": answer.body.decode(),
+            }
+    (DATA / "apis.json").write_text(json.dumps(answers, indent=0) + "\n", encoding="utf-8")
 
 
 def record_http(url: str) -> None:
@@ -232,6 +258,7 @@ def record(directory: Path, replica: Replica, logs: Path) -> None:
     python = vllm_python(directory)
     record_hashes(python)
     record_prompts(replica.url)
+    record_apis(replica.url)
     record_http(replica.url)
     record_metrics(replica)
     key = ("--api-key", "let-me-in", "--max-num-queued-reqs", "2")

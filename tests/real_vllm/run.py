@@ -20,7 +20,13 @@ from replicas import Replica, running
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FLAGS = ("--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+FLAGS = (
+    "--trust-request-chat-template",
+    "--enable-scale-out",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+    "hermes",
+)
 
 
 def main() -> int:

@@ -1,0 +1,241 @@
+"""What is remembered is used: new work only for what is new. And what is remembered stays within its bound."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Engine
+
+from router.prompt import fast
+from router.prompt.blocks import NO_EXTRA
+from router.prompt.bodies import Bodies, marks
+from router.prompt.cache import ENTRY_BYTES, Bounded
+from router.prompt.memo import Memo
+from router.prompt.reader import Reader
+from router.prompt.request import Ask, Beginning, read
+from router.prompt.segments import MIN_PIECE, Cutter, holds, marks_of
+from router.prompt.tokens import Tokenizer
+from tests.prompt.test_incremental import CHAT, tokenizer
+
+
+class Counting:
+    """A reader over a memo, and what it had to tokenize."""
+
+    def __init__(self, template: str, limit: int = 1 << 24) -> None:
+        self.memo = Memo(limit)
+        self.tokenizer = tokenizer(template)
+        self.reader = Reader(self.tokenizer, self.memo)
+        self.encoded: list[str] = []
+
+    def read(self, *messages: Any, **members: Any) -> tuple[Ask, list[int]]:
+        """The request as read, and the keys of its blocks."""
+        body = json.dumps({"messages": messages, "model": "m", **members}).encode()
+        found = marks(body)
+        ask = read(CHAT, body, Beginning(found, Bodies(self.memo.bodies).find(body, found)))
+        (row,) = self.reader.rows(ask)
+        encode = row._encode
+        assert encode is not None
+
+        def counted(pieces: list[str]) -> Any:
+            self.encoded += pieces
+            return encode(pieces)
+
+        row._encode = counted
+        return ask, row.chain(self.reader.hasher("xxhash", "0"), 16, NO_EXTRA).keys
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+LONG = [said("user" if i % 2 == 0 else "assistant", f"{i} " + "word " * 400) for i in range(8)]
+
+
+@pytest.mark.parametrize("template", ["chatml", "neighbours"])
+def test_only_the_tail_of_a_body_is_read(template: str) -> None:
+    counting = Counting(template)
+    counting.read(*LONG)
+    counting.encoded.clear()
+    more = [said("assistant", "yes " * 50), said("user", "no " * 50)]
+    ask, keys = counting.read(*LONG, *more)
+    assert ask.messages == more
+    assert [piece for piece in counting.encoded if "word" in piece] == []
+    assert "".join(counting.encoded).count("yes ") == 50
+    assert keys == Counting(template).read(*LONG, *more)[1]
+
+
+def test_text_is_tokenized_once_wherever_it_stands() -> None:
+    counting = Counting("counting")
+    counting.read(*LONG)
+    counting.encoded.clear()
+    counting.read(said("user", "another beginning " * 20), *LONG)
+    assert [piece for piece in counting.encoded if "7 word" in piece] == []
+    assert any("another beginning" in piece for piece in counting.encoded)
+
+
+def test_what_is_behind_the_messages_may_change() -> None:
+    counting = Counting("chatml")
+    counting.read(*LONG)
+    ask, _ = counting.read(*LONG, max_tokens=5, n=2, stream=True)
+    assert (ask.messages, ask.max_tokens, ask.n, ask.stream) == ([], 5, 2, True)
+    ask, _ = counting.read(*LONG, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert ask.messages == LONG  # all of it is written anew
+
+
+def test_many_answers_to_one_beginning_do_not_displace_it() -> None:
+    counting = Counting("chatml")
+    counting.read(*LONG)
+    for i in range(30):
+        ask, _ = counting.read(*LONG, said("user", f"{i} "))
+        assert len(ask.messages) == 1
+
+
+def test_a_second_messages_member_is_the_one_that_counts() -> None:
+    counting = Counting("chatml")
+    counting.read(*LONG)
+    body = (
+        json.dumps({"messages": LONG, "model": "m"}).encode()[:-1]
+        + b', "m\\u0065ssages": [{"role": "user", "content": "x"}]}'
+    )
+    found = marks(body)
+    known = Bodies(counting.memo.bodies).find(body, found)
+    assert known is not None
+    assert read(CHAT, body, Beginning(found, known)).messages == [said("user", "x")]
+
+
+def test_nothing_is_remembered_without_memory() -> None:
+    counting = Counting("chatml", 0)
+    counting.read(*LONG)
+    ask, _ = counting.read(*LONG)
+    assert ask.messages == LONG
+    assert (len(counting.memo.ids), len(counting.memo.links), len(counting.memo.bodies)) == (0, 0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 500))), st.integers(0, 2000))
+def test_bounded_memory_keeps_what_was_used_last(puts: list[tuple[int, int]], limit: int) -> None:
+    kept: Bounded[int] = Bounded(limit)
+    order: list[tuple[int, int]] = []
+    for key, weight in puts:
+        kept.put(key, weight, weight)
+        order = [(k, w) for k, w in order if k != key] + [(key, weight + ENTRY_BYTES)]
+        while sum(w for _, w in order) > limit:
+            order.pop(0)
+        assert kept.held == sum(w for _, w in order)
+        assert len(kept) == len(order)
+    for key, weight in list(order):
+        assert kept.get(key) == weight - ENTRY_BYTES
+    assert all(kept.get(key) is None for key in range(10) if key not in dict(order))
+
+
+# -- cutting -----------------------------------------------------------------------------------------------------
+
+
+def engine(*tokens: AddedToken | str, **parts: Any) -> Engine:
+    vocabulary = {c: i for i, c in enumerate("▁abcdefghijklmnopqrstuvwxyz0123456789<>|_ ")} | {"▁a": 90, "ab": 91}
+    made = Engine(models.BPE(vocabulary, [("▁", "a"), ("a", "b")], fuse_unk=False, unk_token=None))
+    for name, part in parts.items():
+        setattr(made, name, part)
+    made.add_special_tokens([t if isinstance(t, AddedToken) else AddedToken(t, normalized=False) for t in tokens])
+    return made
+
+
+def marks_for(*tokens: AddedToken | str) -> list[str]:
+    return marks_of(engine(*tokens).to_str(), "")
+
+
+def test_marks_are_special_tokens_that_stand_for_themselves() -> None:
+    assert marks_for("<a>", "<b>") == ["<a>", "<b>"]
+    assert marks_for("<a>", AddedToken("<b>", normalized=True)) == ["<a>"]
+    assert marks_for("<a>", AddedToken("<b>", normalized=False, rstrip=True)) == ["<a>"]
+    assert marks_for("<a>", AddedToken("b", normalized=False, single_word=True)) == []
+    assert marks_for("<a>", "<a><b>", "<c>") == ["<c>"]
+    assert marks_for("<a>x", ">xb", "_c_") == ["_c_"]
+    assert marks_for("aba", "<c>") == ["<c>"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"normalizer": normalizers.Prepend("▁")},
+        {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first")},
+        {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="always")},
+        {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+    ],
+    ids=["bare", "prepend", "first", "always", "bytes"],
+)
+def test_pieces_have_the_tokens_of_the_whole(parts: dict[str, Any]) -> None:
+    made = engine("<s>", "<|end|>", **parts)
+    cutter = Cutter(marks_of(made.to_str(), ""))
+    assert cutter.marks == ("<s>", "<|end|>")
+    assert holds(lambda text: made.encode(text, add_special_tokens=False).ids, cutter)
+
+
+def test_a_tokenizer_that_looks_across_marks_is_found_out() -> None:
+    made = engine("<s>")
+    cutter = Cutter(("<s>",))
+
+    def across(text: str) -> list[int]:
+        return [*made.encode(text, add_special_tokens=False).ids, len(text)]
+
+    assert not holds(across, cutter)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "x" * 40, "\n", "é"])))
+def test_texts_that_begin_alike_are_cut_alike(words: list[str]) -> None:
+    cutter = tokenizer("chatml").cutter
+    text = "".join(words)
+    pieces = cutter.cut(text)
+    assert "".join(pieces) == text
+    assert all(len(piece) >= MIN_PIECE for piece in pieces[:-1])
+    assert all(piece.startswith(cutter.marks) for piece in pieces[1:])
+    longer = cutter.cut(text + "<|im_end|>")
+    assert longer[: len(pieces) - 1] == pieces[:-1]
+
+
+# -- the faster engine -------------------------------------------------------------------------------------------
+
+
+def test_the_faster_engine_is_used_where_it_is_equal() -> None:
+    pytest.importorskip("fastokens")
+    assert tokenizer("chatml").fast
+
+
+def test_a_faster_engine_that_differs_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if it were an engine for another model."""
+    fastokens = pytest.importorskip("fastokens")
+    other = engine("<s>").to_str()
+
+    class Other:
+        @staticmethod
+        def from_json_str(_: str) -> Any:
+            return fastokens.Tokenizer.from_json_str(other)
+
+    monkeypatch.setattr(fastokens, "Tokenizer", Other)
+    with caplog.at_level(logging.INFO, "warmroute.prompt"):
+        assert fast.load(tokenizer("chatml")._engine, "a model") is None
+    assert "a model: fastokens" in caplog.text
+
+
+def test_no_faster_engine_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("router.prompt.fast.importlib.import_module", missing)
+    slow = Tokenizer("slow", tokenizer("chatml")._engine)
+    assert not slow.fast
+    texts = ["<|im_start|>user\nx", "é" * 70, ""]
+    assert [list(ids) for ids in slow.encode_pieces(texts)] == [slow.encode(text, False) for text in texts]
+    with pytest.raises(ValueError, match="lone surrogates"):
+        slow.encode_pieces(["\ud800"])
+    with pytest.raises(ValueError, match="lone surrogates"):
+        tokenizer("chatml").encode_pieces(["\ud800"])

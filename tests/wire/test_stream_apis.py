@@ -1,0 +1,86 @@
+"""Answers of /v1/responses and /v1/messages as real vLLM gave them (tests/real_vllm writes the data)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.prompt.reader import Reader
+from router.prompt.request import read
+from router.prompt.tokens import Tokenizer
+from router.wire.stream import Answer, EventWatch, JsonWatch
+from tests.prompt.test_against_vllm import DATA, TINY
+
+RECORDED: dict[str, dict[str, str]] = json.loads((DATA / "apis.json").read_bytes())
+
+
+def seen(watch: EventWatch | JsonWatch, data: bytes, step: int) -> Answer:
+    for start in range(0, len(data), step):
+        watch.feed(data[start : start + step])
+    return watch.answer()
+
+
+@pytest.mark.parametrize("step", [1, 100, 1 << 20])
+@pytest.mark.parametrize("name", sorted(RECORDED))
+def test_what_an_answer_tells(name: str, step: int) -> None:
+    data = RECORDED[name]["answer"].encode()
+    answer = seen(EventWatch() if "stream" in name else JsonWatch(), data, step)
+    # The prompt was sent four times, whole and streamed to each route; the first time nothing was cached.
+    cached = 0 if name == "responses" else 640
+    assert answer == Answer(
+        text="\n" * 9, finish_reason="length", prompt_tokens=642, completion_tokens=9, cached_tokens=cached
+    )
+
+
+def test_its_tokens_follow_the_prompt() -> None:
+    reader = Reader(Tokenizer.load(TINY))
+    for name, recorded in RECORDED.items():
+        ask = read(recorded["path"], recorded["request"].encode())
+        (prompt,) = reader.tokenize(ask)
+        assert len(prompt) == 642
+        answer = seen(EventWatch() if "stream" in name else JsonWatch(), recorded["answer"].encode(), 1 << 20)
+        ids = reader.answer(ask, answer.text, finish_reason=answer.finish_reason)
+        assert ids is not None
+        assert len(ids) == 8
+
+
+def events(*told: dict[str, Any]) -> Answer:
+    data = "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in told)
+    return seen(EventWatch(), data.encode(), 1 << 20)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "hm"}},
+        {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": "{"}},
+        {"type": "response.reasoning_text.delta", "delta": "hm"},
+        {"type": "response.function_call_arguments.delta", "delta": "{"},
+    ],
+)
+def test_more_than_plain_text_is_not_known(other: dict[str, Any]) -> None:
+    words = {"type": "response.output_text.delta", "delta": "a"}
+    assert events(words).text == "a"
+    assert events(words, other).text is None
+
+
+def test_ends_that_are_none() -> None:
+    assert events({"type": "response.failed", "response": {"status": "failed"}}).failed
+    assert events({"type": "error", "error": {"type": "overloaded_error"}}).failed
+    assert events({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}).finish_reason == "stop"
+    assert events({"type": "response.completed", "response": {"status": "completed"}}).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"object": "response", "output": []},
+        {"object": "response", "output": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]}]},
+        {"type": "message", "content": [{"type": "tool_use", "name": "f", "input": {}}]},
+        {"type": "message", "content": [{"type": "text", "text": "a"}, {"type": "tool_use", "name": "f"}]},
+    ],
+)
+def test_a_whole_answer_of_more_than_one_text_is_not_known(whole: dict[str, Any]) -> None:
+    assert seen(JsonWatch(), json.dumps(whole).encode(), 1 << 20).text is None
