@@ -155,7 +155,7 @@ def test_marks_are_special_tokens_that_stand_for_themselves() -> None:
     assert marks_for("<a>", AddedToken("<b>", normalized=False, rstrip=True)) == ["<a>"]
     assert marks_for("<a>", AddedToken("b", normalized=False, single_word=True)) == []
     assert marks_for("<a>", "<a><b>", "<c>") == ["<c>"]
-    assert marks_for("<a>x", ">xb", "_c_") == ["_c_"]
+    assert marks_for("<a>x", ">xb", "(c)") == ["(c)"]
     assert marks_for("aba", "<c>") == ["<c>"]
 
 
