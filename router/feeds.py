@@ -30,6 +30,7 @@ log = logging.getLogger("warmroute.events")
 
 SETTLE_SECONDS = 2.0
 """A replica that becomes ready waits this long for what it published so far."""
+ASK_AGAIN_SECONDS = 10.0
 MAX_PAGE_BYTES = 1024 * 1024
 
 
@@ -70,25 +71,34 @@ class Feeds:
         self._heard: dict[str, list[Listening]] = {}
         self._sources: dict[str, dict[int, Source]] = {}
         self._said: dict[str, str] = {}
+        self._asking: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for name in list(self._heard):
             await self._stop(name)
         self._context.destroy(linger=0)
 
     async def attach(self, replica: Replica, *, exact: bool) -> str:
         """Hear a replica that is about to be ready. `exact`: its prompts are read as token ids. What is to be said."""
+        why = "it publishes no KV events"
         try:
             sources = await self._find(replica)
         except SourceError as error:
             sources, why = {}, str(error)
-        else:
-            why = "it publishes no KV events"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            # No answer is no news.
+            sources, why = self._sources.get(replica.name, {}), f"/kv_event_sources: {error or type(error).__name__}"
+            self._ask_again(replica, exact)
         if sources and not exact:
             sources, why = {}, "KV events are of no use without a tokenizer"
         if sources != self._sources.get(replica.name, {}):
             await self._stop(replica.name)
         if not sources:
+            replica.hashing = None
             return f"predicted: {why}"
         assumed = Hashing(replica.algorithm, self._hash_seed)
         if replica.name not in self._heard:
@@ -110,16 +120,29 @@ class Feeds:
             return self._configured[replica.name]
         if not self._ask:
             return {}
-        try:
-            async with self._session.get(
-                replica.address.url + "/kv_event_sources", timeout=self._timeout, headers=self._headers
-            ) as response:
-                if response.status != 200:
-                    return {}  # engines before this route
-                page = await response.content.read(MAX_PAGE_BYTES)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise SourceError(f"/kv_event_sources: {error or type(error).__name__}") from None
+        async with self._session.get(
+            replica.address.url + "/kv_event_sources", timeout=self._timeout, headers=self._headers
+        ) as response:
+            if response.status != 200:
+                return {}  # engines before this route
+            page = b""
+            while len(page) < MAX_PAGE_BYTES and (more := await response.content.read(MAX_PAGE_BYTES - len(page))):
+                page += more
         return read_sources(page, replica.address.host)
+
+    def _ask_again(self, replica: Replica, exact: bool) -> None:
+        """A replica that does not answer is asked once more, a while later and in the background."""
+
+        async def ask() -> None:
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+            self._asking.discard(replica.name)
+            log.info("%s: %s", replica.name, await self.attach(replica, exact=exact))
+
+        if replica.name not in self._asking:
+            self._asking.add(replica.name)
+            task = asyncio.create_task(ask())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def _start(self, replica: Replica, sources: dict[int, Source], assumed: Hashing) -> None:
         blocks = replica.cache.num_gpu_blocks

@@ -348,3 +348,21 @@ async def test_a_restart_between_two_requests_is_never_taken_for_a_full_cache(fl
         await until(lambda: caught_up(router, fake), "all events are here")
         if life != 1:
             assert len(feed(router, fake).known) == 0
+
+
+async def test_a_replica_that_does_not_tell_its_sources_is_asked_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.feeds.ASK_AGAIN_SECONDS", 0.05)
+    fake = await fleet.fake(*SMALL, *publishing())
+    control = await fleet.direct(fake)
+    control.post("/fake/faults", json.dumps({"kind": "cut", "path": "/kv_event_sources", "times": 2}).encode())
+    assert (await control.reply()).status == 200
+    router = await fleet.router(fake)
+    name = fake.url.removeprefix("http://")
+    assert router.index.known(name) == {}
+    await until(lambda: bool(router.index.known(name)), "it told")
+    await until(lambda: caught_up(router, fake), "it is heard")
+    client = Client(await fleet.openai(router))
+    assert (await client.ask(list(range(100, 300))))[:2] == (0, 0)
+    await until(lambda: feed(router, fake).state is State.LIVE, "its names are proven")
