@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import demo, hit_rate, load, overhead_decision, simulate
+from bench import demo, hit_rate, load, overhead_decision, overhead_redis, simulate
 from bench.processes import StartError
 from router.prompt.blocks import ALGORITHMS
 
@@ -132,6 +132,18 @@ def parser() -> argparse.ArgumentParser:
     _common(decision)
     decision.set_defaults(run=overhead_decision.run, on_ctrl_c=_INTERRUPTED)
 
+    store = costs.add_parser(
+        "redis",
+        help="the index that routers share: a decision's question, what is told, what a block takes",
+        description=overhead_redis.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    store.add_argument("--server", default="", metavar="URL", help="a server to measure (default: a private one)")
+    store.add_argument("--runs", type=_several, default=300, help="questions; the more, the steadier")
+    store.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
+    _common(store)
+    store.set_defaults(run=overhead_redis.run, on_ctrl_c=_INTERRUPTED)
+
     show = commands.add_parser(
         "demo",
         help="replicas, router and a chat load, live in the terminal, with round robin beside it",
@@ -163,6 +175,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _several(text: str) -> int:
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{text} is too few for a percentile")
     return number
 
 

@@ -11,7 +11,7 @@ from router.index.shared_codec import AGAIN, FORGET, KEY_BYTES, PAGE_BLOCKS, Sea
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# A slice holds Redis up for as long as its pages take, 5 to 10 us each.
+# So much is offered in one call; the script stops where it has done enough, whatever the pages hold.
 SLICE_PAGES = 64
 PAGE_BYTES = PAGE_BLOCKS * KEY_BYTES
 
@@ -94,12 +94,13 @@ class Backlog:
                 break
         return parts
 
-    def told(self, parts: list[Part], bases: list[int]) -> list[str]:
-        """The store took these parts. Returns the replicas whose epoch is over; their entries are given up."""
+    def told(self, parts: list[Part], done: list[int]) -> list[str]:
+        """What the store took of these parts: for each of the first of them its base and how many blocks. Returns the
+        replicas whose epoch is over; their entries are given up."""
         stale = []
-        for part, base in zip(parts, bases, strict=True):
+        for part, base, blocks in zip(parts, done[::2], done[1::2], strict=False):
             entry = part.entry
-            entry.done += len(part.keys)
+            entry.done += blocks * KEY_BYTES
             entry.base = base
             if base < 0:
                 stale.append(entry.replica)

@@ -9,9 +9,10 @@
 -- A page holds up to 16 consecutive blocks of a chain, from a multiple of 16 on, and is named by the first of them.
 -- What is held is closed under prefixes, so pages are bisected, for all replicas together, and only the page in which
 -- a replica's chain ends is looked at block by block.
-local ns = KEYS[1]
+local ns, spread = KEYS[1], unpack
 local sub, find, byte, unpack, pack = string.sub, string.find, string.byte, struct.unpack, struct.pack
 local PAGE, RECORD = 128, 9
+local prefix = ns .. ':p:'
 
 local marks = redis.call('GET', ns .. ':f')
 if not marks or sub(marks, 1, 16) ~= ARGV[1] then
@@ -32,9 +33,18 @@ local function floor_of(slot)
   end
   return floor
 end
+-- The first of them all at once: that is all of them, in most fleets.
+local slots = math.min(math.floor((#marks - 16) / 10), 64)
+local t = { unpack('>' .. string.rep('I6I4', slots), marks, 17) }
+for slot = 0, slots - 1 do
+  floors[slot], epochs[slot] = t[slot * 2 + 1], t[slot * 2 + 2]
+end
 
-local MANY = '>' .. string.rep('I2BBI5', 16)
-local ONE = '>I2BBI5'
+local formats = {}
+local function records_of(some)
+  formats[some] = formats[some] or '>' .. string.rep('I2BBI5', some)
+  return formats[some]
+end
 -- A few replicas are searched for in a page's text, many are found by reading all of it.
 local FEW = 6
 
@@ -44,7 +54,7 @@ local pages, chain
 local function page(number)
   local text = pages[number]
   if text == nil then
-    text = redis.call('GET', ns .. ':p:' .. sub(chain, number * PAGE + 1, number * PAGE + 8))
+    text = redis.call('GET', prefix .. sub(chain, number * PAGE + 1, number * PAGE + 8))
     pages[number] = text
   end
   return text
@@ -92,67 +102,49 @@ local function holds(text, slot)
   return false
 end
 
--- All replicas that hold the page's first block.
-local function holders(text)
-  local alive, at, size = {}, 1, #text
+-- Takes those that hold the page's first block out of `set` (of `n` replicas); returns them and how many. Costs as much
+-- as the fewer of the two: the page's records, or the replicas that are looked for.
+local function split(number, set, n)
+  local text = page(number)
+  local yes, count = {}, 0
+  if not text then
+    return yes, count
+  end
+  if n <= FEW then
+    for slot in pairs(set) do
+      if holds(text, slot) then
+        set[slot], yes[slot], count = nil, true, count + 1
+      end
+    end
+    return yes, count
+  end
+  local at, size = 1, #text
   while at < size do
     local keys, records
     keys, records, at = unpack('>BI2', text, at)
     at = at + keys * 8
-    while records >= 16 do
-      local t = { unpack(MANY, text, at) }
-      for i = 1, 64, 4 do
+    while records > 0 do
+      local some = records < 16 and records or 16
+      local t = { unpack(records_of(some), text, at) }
+      for i = 1, some * 4, 4 do
         local slot = t[i]
-        if t[i + 3] >= (floors[slot] or floor_of(slot)) then
-          alive[slot] = true
+        if set[slot] and t[i + 3] >= floor_of(slot) then
+          set[slot], yes[slot], count = nil, true, count + 1
         end
       end
-      at, records = at + 16 * RECORD, records - 16
-    end
-    while records > 0 do
-      local slot, _, _, stamp = unpack(ONE, text, at)
-      if stamp >= (floors[slot] or floor_of(slot)) then
-        alive[slot] = true
-      end
-      at, records = at + RECORD, records - 1
+      at, records = at + some * RECORD, records - some
     end
   end
-  return alive
+  return yes, count
 end
 
--- The replicas among `wanted` (a list) that hold the page's first block, and those that do not.
-local function split(number, wanted)
-  local text = page(number)
-  if not text then
-    return {}, wanted
-  end
-  local yes, no = {}, {}
-  local alive = #wanted > FEW and holders(text)
-  for i = 1, #wanted do
-    local slot = wanted[i]
-    local held
-    if alive then
-      held = alive[slot]
-    else
-      held = holds(text, slot)
-    end
-    if held then
-      yes[#yes + 1] = slot
-    else
-      no[#no + 1] = slot
-    end
-  end
-  return yes, no
-end
-
--- How far `wanted` go within a page of which all hold the first block.
-local function finish(number, wanted)
+-- How far the `n` replicas of `set` go within a page of which all hold the first block.
+local function finish(number, set, n)
   local text = page(number)
   local here = sub(chain, number * PAGE + 1, (number + 1) * PAGE)
   local best, ended = {}, {}
 
-  local function look(slot, place, common)
-    local len, own, stamp = unpack('>BBI5', text, place + 2)
+  local function look(slot, len, own, stamp, common)
     if stamp >= floor_of(slot) then
       local depth = len < common and len or common
       local before = best[slot] or 0
@@ -178,66 +170,87 @@ local function finish(number, wanted)
     end
     at = at + keys * 8
     local stop = at + records * RECORD
-    if #wanted > FEW then
-      for place = at, stop - 1, RECORD do
-        local high, low = byte(text, place, place + 1)
-        look(high * 256 + low, place, common)
+    if n > FEW then
+      while records > 0 do
+        local some = records < 16 and records or 16
+        local t = { unpack(records_of(some), text, at) }
+        for i = 1, some * 4, 4 do
+          if set[t[i]] then
+            look(t[i], t[i + 1], t[i + 2], t[i + 3], common)
+          end
+        end
+        at, records = at + some * RECORD, records - some
       end
     else
-      for i = 1, #wanted do
-        local place = next_record(text, wanted[i], at, stop, at)
+      for slot in pairs(set) do
+        local place = next_record(text, slot, at, stop, at)
         while place do
-          look(wanted[i], place, common)
-          place = next_record(text, wanted[i], at, stop, place + 1)
+          local len, own, stamp = unpack('>BBI5', text, place + 2)
+          look(slot, len, own, stamp, common)
+          place = next_record(text, slot, at, stop, place + 1)
         end
       end
     end
     at = stop
   end
-  for i = 1, #wanted do
-    local slot = wanted[i]
-    found[slot] = number * 16 + (best[slot] or 0)
-    said[slot] = ended[slot]
+  for slot in pairs(set) do
+    found[slot], said[slot] = number * 16 + (best[slot] or 0), ended[slot]
   end
 end
 
--- All of `wanted` hold page `low`, none holds page `high`.
-local function search(low, high, wanted)
-  while #wanted > 0 do
+-- All `n` of `set` hold page `low`, none holds page `high`.
+local function search(low, high, set, n)
+  while n > 0 do
+    if n == 1 then
+      local slot = next(set)
+      while high - low > 1 do
+        local middle = math.floor((low + high) / 2)
+        local text = page(middle)
+        if text and holds(text, slot) then
+          low = middle
+        else
+          high = middle
+        end
+      end
+    end
     if high - low == 1 then
-      return finish(low, wanted)
+      return finish(low, set, n)
     end
     local middle = math.floor((low + high) / 2)
-    local yes, no = split(middle, wanted)
-    if #yes > 0 and #no > 0 then
-      search(low, middle, no)
-      low, wanted = middle, yes
-    elseif #yes > 0 then
-      low = middle
-    else
+    local yes, count = split(middle, set, n)
+    if count == 0 then
       high = middle
+    else
+      if count < n then
+        search(low, middle, set, n - count)
+      end
+      low, set, n = middle, yes, count
     end
   end
 end
 
 local out = {}
 for a = 3, #ARGV, 2 do
-  local numbers = ARGV[a]
   chain, pages, found, said = ARGV[a + 1], {}, {}, {}
-  local wanted = {}
+  local wanted, set, numbers = {}, {}, ARGV[a]
   for i = 1, #numbers, 2 do
     local high, low = byte(numbers, i, i + 1)
-    wanted[#wanted + 1] = high * 256 + low
-    floor_of(high * 256 + low)
+    local slot = high * 256 + low
+    wanted[#wanted + 1], set[slot] = slot, true
   end
-  local count = math.ceil(#chain / PAGE)
-  if count > 0 then
-    local yes = split(0, wanted)
-    search(0, count, yes)
+  if #chain > 0 then
+    local yes, count = split(0, set, #wanted)
+    search(0, math.ceil(#chain / PAGE), yes, count)
   end
-  for i = 1, #wanted do
-    local slot = wanted[i]
-    out[#out + 1] = pack('>I4I4', (found[slot] or 0) * 2 + (said[slot] and 1 or 0), epochs[slot])
+  for from = 1, #wanted, 64 do
+    local flat = {}
+    for i = from, math.min(from + 63, #wanted) do
+      local slot = wanted[i]
+      floor_of(slot)
+      flat[#flat + 1] = (found[slot] or 0) * 2 + (said[slot] and 1 or 0)
+      flat[#flat + 1] = epochs[slot]
+    end
+    out[#out + 1] = pack('>' .. string.rep('I4', #flat), spread(flat))
   end
 end
 

@@ -5,7 +5,8 @@
 -- ARGV     then for each operation a head and block keys (8 bytes each), a part of a chain from a multiple of 16 on.
 --          Head: kind (1), replica's number (2), its epoch (4), touch base (6; 0 asks for one), first block of the
 --          part (4), blocks of the whole chain (4), the prompt's last whole block (4)
--- Returns  for each operation its touch base, or -1 where the epoch is over
+-- Returns  for each operation its touch base, or -1 where the epoch is over, and how many of its blocks were done; a
+--          call that has done enough leaves the rest for the next
 --
 -- Residency is LRU, as the engine's: each touched block takes the next number of its replica's clock, the tail of a
 -- chain the lowest. Numbers are kept in bins of 1/64 of the pool. Each bin counts the blocks whose last touch it is;
@@ -15,7 +16,12 @@ local ns, spread = KEYS[1], unpack
 local sub, find, byte, char = string.sub, string.find, string.byte, string.char
 local unpack, pack, floor_ = struct.unpack, struct.pack, math.floor
 local HELD, ENDED, FORGET = 1, 2, 3 -- and 4, told again: as it was
-local PAGE, ONE, SIZE, KEPT = 128, '>I2BBI5', 9, 8
+local PAGE, ONE, SIZE = 128, '>I2BBI5', 9
+-- Records of one replica in a page, and paths in it, at the most.
+local KEPT, PATHS = 8, 64
+-- What one call does, in about a microsecond each, before it leaves the rest.
+local ENOUGH = 500
+local work = 0
 
 local marks = redis.call('GET', ns .. ':f')
 if not marks or sub(marks, 1, 16) ~= ARGV[1] then
@@ -74,7 +80,9 @@ local function read(text, prune)
     end
     at = stop
     paths[#paths + 1] = path
+    work = work + 3 + records / (prune and 2 or 16)
   end
+  work = work + 3
   return paths
 end
 
@@ -189,15 +197,27 @@ local function overlay(paths, tag, floor, keys, touched)
   return into, longest, opened
 end
 
--- At most KEPT records a replica and page, the latest: what only older ones told is where short chains ended.
+-- At most KEPT records a replica, and fewer where the page has many paths, but one: the latest. What only older ones
+-- told is where short chains ended.
 local function trim(paths, tag, floor, state)
-  local seen = 0
+  local seen, kept = 0, KEPT
+  if #paths > PATHS then
+    kept = 0
+    for p = 1, #paths do
+      local place = next_record(paths[p].records, tag, 1, floor)
+      while place do
+        kept = kept + 1
+        place = next_record(paths[p].records, tag, place + 1, floor)
+      end
+    end
+    kept = math.max(1, math.min(KEPT, kept - (#paths - PATHS)))
+  end
   for p = #paths, 1, -1 do
     local path = paths[p]
     local place, len, _, stamp = next_record(path.records, tag, 1, floor)
     while place do
       seen = seen + 1
-      if seen > KEPT then
+      if seen > kept then
         local shared = 0
         for q = p + 1, #paths do
           local at, reach = next_record(paths[q].records, tag, 1, floor)
@@ -307,10 +327,14 @@ local function cut(name, slot, state, keys, keep)
   end
 end
 
-local bases = {}
+local done = {}
 for a = 3, #ARGV, 2 do
+  if work >= ENOUGH then
+    break
+  end
   local kind, slot, epoch, base, start, total, prompt_end = unpack('>BI2I4I6I4I4I4', ARGV[a])
   local chain, state = ARGV[a + 1], state_of(slot)
+  local blocks = #chain / 8
   if epoch ~= state.epoch then
     base = -1
   else
@@ -321,6 +345,10 @@ for a = 3, #ARGV, 2 do
       base = state.clock
     end
     for at = 1, #chain, PAGE do
+      if work >= ENOUGH then
+        blocks = (at - 1) / 8
+        break
+      end
       local first = start + (at - 1) / 8
       local keys = sub(chain, at, at + PAGE - 1)
       local name = ns .. ':p:' .. sub(keys, 1, 8)
@@ -335,7 +363,8 @@ for a = 3, #ARGV, 2 do
       end
     end
   end
-  bases[#bases + 1] = base
+  done[#done + 1] = base
+  done[#done + 1] = blocks
 end
 
 for slot, state in pairs(states) do
@@ -377,4 +406,4 @@ for slot, state in pairs(states) do
   redis.call('HSET', ns .. ':r:' .. slot, 'clock', exact(state.clock), 'total', state.total,
     'mark', exact(state.mark), 'since', state.since, 'life', state.life)
 end
-return bases
+return done

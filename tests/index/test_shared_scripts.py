@@ -265,6 +265,32 @@ async def test_a_popular_page_stays_small(store: Store) -> None:
         assert (await store.ask(keys, names[step % 8]))[0].depth == 36
 
 
+async def test_one_call_does_so_much_and_leaves_the_rest(store: Store) -> None:
+    """A page of many paths takes longer than one of one path: the script counts, not who calls it."""
+    names = [f"r{n}" for n in range(64)]
+    for name in names:
+        await store.join(name)
+    head = chain(1, 5)
+    prompts = [chain(10 + n, 10, head) for n in range(400)]
+    for n, keys in enumerate(prompts):
+        await store.tell(names[n % 64], RECORD, keys, 14)
+    backlog = Backlog(1 << 30)
+    for n, keys in enumerate(prompts):
+        backlog.push(Entry(RECORD, names[n % 64], 0, pack_keys(keys), 14))
+    calls = 0
+    while parts := backlog.next_slice(lambda entry: store.seats[entry.replica]):
+        assert len(parts) == min(64, len(backlog))
+        arguments = [piece for part in parts for piece in (part.head, part.keys)]
+        done = await store.run("record", STORE, b"3600", *arguments)
+        assert 2 <= len(done) < 2 * 16
+        backlog.told(parts, done)
+        calls += 1
+    assert calls > 400 / 16
+    page = b"{test}:p:" + pack_keys(head[:1])
+    assert await store.link.call(b"STRLEN", page) <= 65 * (3 + 128 + 9)
+    assert [(await store.ask(prompts[n], names[n % 64]))[0].depth for n in range(336, 400)] == [15] * 64
+
+
 async def test_loads_are_leased_and_others_only(store: Store) -> None:
     await store.join("a")
     load = pack_load([(0, Others(3, 2, 50.0, 7.5), 20.0)])
