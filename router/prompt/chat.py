@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
 from collections import deque
 from datetime import datetime
@@ -36,6 +37,10 @@ class ChatTemplate:
     `templates`: Jinja source by name; "default" serves all but requests with tools where there is a "tool_use".
     `special_tokens`: text by role ("bos_token", ...), which templates may use.
     """
+
+    media_begin = ""
+    """What stands before the name of an image or other medium: a special token of the model, so that the text before
+    it has the tokens that it has in the engine."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._templates = dict(templates)
@@ -110,7 +115,7 @@ class ChatTemplate:
         source from the request, in place of the model's. Raises TemplateError.
         """
         compiled = self._compile(tools, template)
-        chat = conversation(messages, compiled.content_format)
+        chat = conversation(messages, compiled.content_format, self.media_begin)
         if not compiled.knows_developer and any(m["role"] == "developer" for m in chat):
             chat = _developer_as_system(chat)
         if continue_final_message:
@@ -137,7 +142,7 @@ class ChatTemplate:
         compiled = self._compile(tools, template)
         if compiled.turns is None:
             return None
-        chat = conversation(messages, compiled.content_format)
+        chat = conversation(messages, compiled.content_format, self.media_begin)
         if not compiled.knows_developer and any(m["role"] == "developer" for m in chat):
             return None
         parts = compiled.render_parts(chat, self._variables(tools, add_generation_prompt, extra))
@@ -165,16 +170,19 @@ class ChatTemplate:
         }
 
 
-def conversation(messages: Sequence[Any], content_format: Literal["string", "openai"]) -> list[dict[str, Any]]:
+def conversation(
+    messages: Sequence[Any], content_format: Literal["string", "openai"], media_begin: str = ""
+) -> list[dict[str, Any]]:
     """Messages as templates see them (vLLM renderers/chat_utils.py `parse_chat_messages`). Raises TemplateError.
 
     Text parts are joined by line feeds in the "string" format and stay a list of parts in the "openai" one. Arguments
-    of tool calls, JSON text in a request, become objects.
+    of tool calls, JSON text in a request, become objects. Images and other media, which only the engine can expand,
+    are named (MEDIUM) where their text begins: before the message's text in the "string" format, as the engine puts it.
     """
-    return [_message(m, content_format) for m in messages]
+    return [_message(m, content_format, media_begin) for m in messages]
 
 
-def _message(message: object, content_format: Literal["string", "openai"]) -> dict[str, Any]:
+def _message(message: object, content_format: Literal["string", "openai"], media_begin: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         raise TemplateError("a message is an object with a role")
     content = message.get("content")
@@ -183,7 +191,9 @@ def _message(message: object, content_format: Literal["string", "openai"]) -> di
         raise TemplateError("a message's content is text or a list of parts")
     if role == "system":
         parts = _without_billing_header(parts)
-    texts = [p for p in map(_text_part, parts) if p is not None]
+    if content_format == "string":
+        parts = sorted(parts, key=lambda part: not _is_medium(part))
+    texts = [p for part in parts if (p := _text_part(part, media_begin)) is not None]
     seen: dict[str, Any] = {"role": role}
     if content_format == "string":
         seen["content"] = "\n".join(p["text"] for p in texts if p["text"])
@@ -218,12 +228,40 @@ _TEXT_OF_PART = {
 }
 
 
-def _text_part(part: object) -> dict[str, Any] | None:
+MEDIUM = "\ue0f2medium:"
+"""Begins the name of a medium in a rendered text, which is the same in every router. A client that writes it only makes
+its own prompt look as if it weren't exact."""
+
+_MEDIA = frozenset(
+    {
+        "image_url",
+        "input_image",
+        "image_pil",
+        "image_embeds",
+        "input_audio",
+        "audio_url",
+        "audio_embeds",
+        "video_url",
+        "image",
+    }
+)
+
+
+def _is_medium(part: object) -> bool:
+    return isinstance(part, dict) and str(part.get("type")) in _MEDIA
+
+
+def _text_part(part: object, media_begin: str) -> dict[str, Any] | None:
     """One content part as {"type": "text", "text": ...}; None for a part that has no text in it."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if not isinstance(part, dict) or (member := _TEXT_OF_PART.get(str(part.get("type")))) is None:
-        raise TemplateError("only text can be read here; images, audio and other parts are the engine's to expand")
+    if not isinstance(part, dict):
+        raise TemplateError("a content part is text or an object")
+    if _is_medium(part):
+        what = hashlib.sha256(json.dumps(part, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+        return {"type": "text", "text": f"{media_begin}{MEDIUM}{what}"}
+    if (member := _TEXT_OF_PART.get(str(part.get("type")))) is None:
+        raise TemplateError("only text and media can be read here; other parts are the engine's to expand")
     text = part.get(member)
     if text is None:
         return None

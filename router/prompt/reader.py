@@ -11,7 +11,7 @@ import xxhash
 
 from router.prompt.blocks import ByteHasher, Hasher
 from router.prompt.bodies import Bodies, State
-from router.prompt.chat import TemplateError, conversation
+from router.prompt.chat import MEDIUM, TemplateError, conversation
 from router.prompt.memo import Memo, Row, ids_in_pieces, seed, settled_in
 from router.prompt.segments import MIN_PIECE
 
@@ -170,11 +170,12 @@ class Reader:
         assert self.tokenizer is not None
         assert isinstance(start.rest, str)
         text = start.rest + "".join(parts)
+        ask.has_media = start.has_media or MEDIUM in text
         pieces = self.tokenizer.cutter.cut(text)
         ask.tails.append(text[-_TAIL:])
         row = self._row(pieces, start.base, again=self._again(ask) if again else None)
         count, rest = settled_in(pieces, len(start.rest) + len(settled), self.tokenizer.cutter.longest)
-        self._keep(ask, key, row, count, State(0, rest, start.opening))
+        self._keep(ask, key, row, count, State(0, rest, start.opening, ask.has_media))
         return row
 
     def _chat_bytes(self, ask: Ask) -> Row:
@@ -205,7 +206,7 @@ class Reader:
         """Remember that `row` stays for its first `count` pieces, and `state` for what comes behind them."""
         if key is not None and ask.chat is not None and self.memo.bodies.limit:
             base = row.sums[count - 1] if count else row.base
-            self._bodies.keep(ask.chat, key, State(base, state.rest, state.opening))
+            self._bodies.keep(ask.chat, key, State(base, state.rest, state.opening, state.has_media))
 
     def _again(self, ask: Ask) -> Callable[[], Row]:
         def again() -> Row:
@@ -310,7 +311,7 @@ class Reader:
         assert self.tokenizer is not None
         template = self.tokenizer.chat_template
         assert template is not None
-        return _rendering(
+        text = _rendering(
             lambda: template.render(
                 ask.messages,
                 tools=ask.tools,
@@ -320,6 +321,8 @@ class Reader:
                 template=ask.chat_template,
             )
         )
+        ask.has_media = MEDIUM in text
+        return text
 
 
 def _rendering(work: Callable[[], T]) -> T:
@@ -357,7 +360,7 @@ def _layout(ask: Ask) -> list[bytes]:
             raise PromptError("a message is an object")
         try:
             (seen,) = conversation([message], "string")
-        except TemplateError:  # images and the like: their description is as good a name as any
+        except TemplateError:  # what it is no chat's: its description is as good a name as any
             content = message.get("content")
             seen = {**message, "content": content if isinstance(content, str) else json.dumps(content)}
         rest = {k: v for k, v in seen.items() if k not in ("role", "content")}

@@ -55,6 +55,8 @@ class Tokenizer:
         if chat_template is not None:
             chat_template.prove()
         self.cutter = self._cutter()
+        if chat_template is not None and self.cutter.marks:
+            chat_template.media_begin = self.cutter.marks[0]
         self._bounds = self._begin_and_end()
 
     @property

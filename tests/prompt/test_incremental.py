@@ -50,7 +50,16 @@ def outcome(reader: Reader, body: bytes, known: Beginning | None, views: list[tu
     except PromptError as error:
         return str(error)
     chains = [[row.chain(reader.hasher(name, "0"), size, extra).keys for row in rows] for name, size, extra in views]
-    return ask.kind, ask.model, ask.hand_off, chains, list(map(len, rows)), [row.units() for row in rows], ask.tails
+    return (
+        ask.kind,
+        ask.model,
+        ask.hand_off,
+        chains,
+        list(map(len, rows)),
+        [row.units() for row in rows],
+        ask.tails,
+        ask.has_media,
+    )
 
 
 def from_scratch(reader: Reader, body: bytes, views: list[tuple[str, int, Extra]]) -> Any:
@@ -64,7 +73,7 @@ def from_scratch(reader: Reader, body: bytes, views: list[tuple[str, int, Extra]
         [reader.hasher(name, "0").chain(p, size, extra).keys for p in prompts]  # type: ignore[arg-type]
         for name, size, extra in views
     ]
-    return ask.kind, ask.model, ask.hand_off, chains, list(map(len, prompts)), prompts, ask.tails
+    return ask.kind, ask.model, ask.hand_off, chains, list(map(len, prompts)), prompts, ask.tails, ask.has_media
 
 
 WORDS = ["lorem ", "<|im_end|>", "日本", "\n", '"}]}', '\\"messages":[']
@@ -102,7 +111,12 @@ calls = st.lists(
     ),
     max_size=2,
 )
-parts = st.fixed_dictionaries({"type": st.just("text"), "text": texts})
+parts = st.one_of(
+    st.fixed_dictionaries({"type": st.just("text"), "text": texts}),
+    st.fixed_dictionaries(
+        {"type": st.just("image_url"), "image_url": st.sampled_from([{"url": "a"}, {"url": "b"}, 5])}
+    ),
+)
 messages = st.one_of(
     st.fixed_dictionaries({"role": st.sampled_from(ROLES), "content": texts}),
     st.fixed_dictionaries({"role": st.just("assistant"), "content": texts, "tool_calls": calls}),

@@ -10,6 +10,7 @@ from router.prompt.chat import ChatTemplate
 from router.prompt.reader import PromptError, Reader
 from router.prompt.request import Ask, read
 from router.prompt.tokens import Tokenizer
+from tests.prompt.templates import PARTS
 from tests.prompt.test_against_vllm import TINY
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -105,7 +106,7 @@ def test_what_cannot_be_read(tokenizer: Tokenizer) -> None:
         (exact, read("/v1/rerank", b'{"input": "x"}'), "no prompt"),
         (exact, chat(user("\ud800")), "lone surrogates"),
         (exact, completion("\ud800"), "lone surrogates"),
-        (exact, chat(IMAGE), "only text can be read here"),
+        (exact, chat({"role": "user", "content": [{"type": "novel"}]}), "only text and media can be read here"),
         (exact, chat("x"), "a message is an object with a role"),
         (exact, chat(user("x"), chat_template="x"), "brings its own chat template"),
         (exact, chat(user("x"), chat_template_kwargs={"chat_template": "x"}), "steers the engine's own rendering"),
@@ -119,6 +120,40 @@ def test_what_cannot_be_read(tokenizer: Tokenizer) -> None:
     with pytest.raises(PromptError, match="the tokenizer at bare has no chat template"):
         bare.tokenize(chat(user("x")))
     assert bare.tokenize(completion("x")) == exact.tokenize(completion("x"))
+
+
+def picture(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_a_prompt_is_exact_up_to_its_first_image(tokenizer: Tokenizer) -> None:
+    """The engine puts the image before the message's text where the template asks for one text."""
+    reader = Reader(tokenizer)
+    before = tokenizer.encode("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", False)
+    system = {"role": "system", "content": "Be brief."}
+
+    def read_of(*parts: Any) -> list[int]:
+        ask = chat(system, {"role": "user", "content": list(parts)}, user("And now?"))
+        (ids,) = reader.tokenize(ask)
+        assert ask.has_media
+        assert isinstance(ids, list)
+        return ids
+
+    one, other = read_of("see", picture("data:,x")), read_of("see", picture("data:,y"))
+    assert one[: len(before)] == other[: len(before)] == before
+    assert one != other
+    assert one == read_of(picture("data:,x"), "see")
+    ask = chat(user("x"))
+    reader.tokenize(ask)
+    assert not ask.has_media
+
+
+def test_a_template_with_parts_has_its_images_in_their_places(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate({"default": PARTS}, {})
+    reader = Reader(Tokenizer("parts", tokenizer._engine, chat_template=template))
+    (ids,) = reader.tokenize(chat({"role": "user", "content": ["a sight: ", picture("data:,x"), "not b"]}))
+    before = tokenizer.encode("<|im_start|>user" + "a sight: ", False)
+    assert ids[: len(before)] == before
 
 
 def test_a_trusted_template_is_used(tokenizer: Tokenizer) -> None:
