@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +24,7 @@ from tests.index.test_shared_scripts import chain
 
 VALKEY = binaries()["valkey-9"]
 TLS = Path(__file__).parent.parent / "data" / "tls"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "redis.md"
 PATIENT_MS = 5000.0
 
 
@@ -307,6 +309,25 @@ async def test_a_password_that_is_missing_or_wrong(
     assert await two.depths(chain(1, 10)) == [0, 0, 0]
     three = await house.router(Target(path=path, user="default", password="right", database=2))
     assert await three.depths(chain(1, 10)) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", sorted(binaries()))
+async def test_a_user_who_may_do_no_more_than_the_docs_say(house: House, kind: str) -> None:
+    text = DOCS.read_text().split("The user needs")[1].split("A server of its own")[0]
+    named = " ".join(re.findall("`([^`]+)`", text)).replace("{namespace}*", "")
+    commands = named.replace("SCRIPT LOAD", "SCRIPT|LOAD").replace("CLUSTER SLOTS", "CLUSTER|SLOTS").split()
+    server = await house.server(binary=binaries()[kind])
+    link = await server.link()
+    allowed = [f"+{command.lower()}".encode() for command in commands]
+    await link.call(b"ACL", b"SETUSER", b"router", b"on", b">secret", b"~{warmroute}*", *allowed)
+    link.close()
+    one = await house.router(Target(path=server.target.path, user="router", password="secret"))
+    one.record("a", chain(1, 100))
+    one.shared.forget("a", chain(1, 100)[60:])
+    await one.told()
+    assert await one.depths(chain(1, 100)) == [60, 0, 0]
+    await until(lambda: all(map(one.shared.is_writer, "abc")), "it writes")
+    assert one.shared.faults == 0
 
 
 async def test_over_tls(house: House) -> None:
