@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import struct
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -99,6 +100,8 @@ class Links(Protocol):
 
     none_hash: bytes
 
+    def __hash__(self) -> int: ...
+
     def links(
         self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None
     ) -> list[bytes]: ...
@@ -146,11 +149,9 @@ class Hasher:
                 digests.append(parent)
         elif self.algorithm == "sha256":  # the default, so with fewer calls
             dumps, sha256 = pickle.dumps, hashlib.sha256
-            tokens = list(tokens)  # of which parts become tuples faster than of an array
-            for start in range(0, len(tokens) - block_size + 1, block_size):
-                parent = sha256(
-                    dumps((parent, tuple(tokens[start : start + block_size]), keys), _PICKLE_PROTOCOL)
-                ).digest()
+            whole = tuple(tokens)  # whose parts are tuples already
+            for start in range(0, len(whole) - block_size + 1, block_size):
+                parent = sha256(dumps((parent, whole[start : start + block_size], keys), _PICKLE_PROTOCOL)).digest()
                 digests.append(parent)
         else:
             for start in range(0, len(tokens) - block_size + 1, block_size):
@@ -201,7 +202,7 @@ def grow(
         digest, done = digests[0], block_size
     digests += hasher.links(digest, rest[done:] if done else rest, block_size, extra.keys(first=False))
     done = len(digests) * block_size
-    keys = [int.from_bytes(d[-8:], "big") for d in digests]
+    keys = list(struct.unpack(f">{len(digests)}Q", b"".join([d[-8:] for d in digests])))
     return Run(keys, digests[-1] if digests else digest, rest[done:])
 
 

@@ -40,14 +40,13 @@ class State:
     """How a chat's rendering stands at the end of its known messages.
 
     `base`: the digest of its pieces there (memo.Row). `rest`: the text behind these, which belongs to no piece yet.
-    `opening`: a digest of what the template writes first, which may be a date. `has_media`: whether an image or the
-    like is among its messages.
+    `opening`: a digest of what the template writes first, which may be a date. `inexact`: as in an Ask.
     """
 
     base: int
     rest: str | bytes
     opening: int
-    has_media: bool = False
+    inexact: bool = False
 
 
 @dataclass(slots=True, eq=False)

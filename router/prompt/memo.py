@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import xxhash
@@ -209,6 +210,7 @@ def seed(*what: object) -> int:
     return xxhash.xxh3_128_intdigest(repr(what).encode("utf-8", "surrogatepass"))
 
 
+@lru_cache(maxsize=4096)
 def _view(hasher: Links, block_size: int, extra: Extra) -> int:
     return seed(type(hasher).__name__, getattr(hasher, "algorithm", ""), hasher.none_hash, block_size, extra)
 

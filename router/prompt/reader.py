@@ -57,7 +57,10 @@ class Reader:
     @property
     def mode(self) -> str:
         """The mode in words for people."""
-        return f"tokens: {self.tokenizer.name}" if self.tokenizer else f"bytes, {BYTES_PER_TOKEN} per token"
+        if self.tokenizer is None:
+            return f"bytes, {BYTES_PER_TOKEN} per token"
+        chats = "" if self.tokenizer.chat_template is not None else " (it has no chat template: chats only by likeness)"
+        return f"tokens: {self.tokenizer.name}{chats}"
 
     @property
     def units_per_token(self) -> int:
@@ -83,7 +86,15 @@ class Reader:
             return [b"".join(_layout(ask))] if ask.kind == "chat" else [_as_bytes(p) for p in ask.prompts]
         if ask.kind == "completion":
             return [self._ids(p, ask) if isinstance(p, str) else self._given(p, ask) for p in ask.prompts]
-        return [self._ids(self._render(ask), ask)]
+        bare = self.tokenizer.chat_template is None
+        return [self._ids(self._own_layout(ask) if bare else self._render(ask), ask)]
+
+    @staticmethod
+    def _own_layout(ask: Ask) -> str:
+        """In place of a rendered chat where only the engine has the template: chats that begin alike are alike."""
+        ask.load()
+        ask.inexact, ask.add_special_tokens = True, False
+        return b"".join(_layout(ask)).decode("utf-8", "surrogatepass")
 
     @staticmethod
     def _begin(ask: Ask) -> None:
@@ -140,13 +151,15 @@ class Reader:
 
     def _chat_tokens(self, ask: Ask) -> Row:
         assert self.tokenizer is not None
+        if self.tokenizer.chat_template is None:
+            return self._text(self._own_layout(ask), ask)
         extra = self._variables(ask)
         template = self.tokenizer.chat_template
-        assert template is not None
         turns = None
-        if not ask.continue_final_message and not ask.add_special_tokens and ask.chat_template is None:
+        can_be_known = ask.chat is not None and ask.chat_template is None
+        if can_be_known and not ask.continue_final_message and not ask.add_special_tokens:
             turns = _rendering(lambda: template.turns(ask.tools))
-        key = self._key(ask, extra) if turns is not None and ask.chat is not None else None
+        key = self._key(ask, extra) if turns is not None else None
         known = ask.chat.known if ask.chat is not None else None
         if known is not None:
             state = known.states.get(key) if key is not None else None
@@ -170,12 +183,12 @@ class Reader:
         assert self.tokenizer is not None
         assert isinstance(start.rest, str)
         text = start.rest + "".join(parts)
-        ask.has_media = start.has_media or MEDIUM in text
+        ask.inexact = start.inexact or MEDIUM in text
         pieces = self.tokenizer.cutter.cut(text)
         ask.tails.append(text[-_TAIL:])
         row = self._row(pieces, start.base, again=self._again(ask) if again else None)
         count, rest = settled_in(pieces, len(start.rest) + len(settled), self.tokenizer.cutter.longest)
-        self._keep(ask, key, row, count, State(0, rest, start.opening, ask.has_media))
+        self._keep(ask, key, row, count, State(0, rest, start.opening, ask.inexact))
         return row
 
     def _chat_bytes(self, ask: Ask) -> Row:
@@ -206,7 +219,7 @@ class Reader:
         """Remember that `row` stays for its first `count` pieces, and `state` for what comes behind them."""
         if key is not None and ask.chat is not None and self.memo.bodies.limit:
             base = row.sums[count - 1] if count else row.base
-            self._bodies.keep(ask.chat, key, State(base, state.rest, state.opening, state.has_media))
+            self._bodies.keep(ask.chat, key, State(base, state.rest, state.opening, state.inexact))
 
     def _again(self, ask: Ask) -> Callable[[], Row]:
         def again() -> Row:
@@ -288,8 +301,7 @@ class Reader:
         assert self.tokenizer is not None
         if ask.chat_template is not None and not self._trust_request_chat_template:
             raise PromptError("the request brings its own chat template")
-        if self.tokenizer.chat_template is None:
-            raise PromptError(f"the tokenizer at {self.tokenizer.name} has no chat template")
+        assert self.tokenizer.chat_template is not None
         if ask.thinking_off:
             ask.reasoning_effort, ask.thinking_off = self.tokenizer.chat_template.thinking_off(), False
         if ask.system_anywhere:
@@ -321,7 +333,7 @@ class Reader:
                 template=ask.chat_template,
             )
         )
-        ask.has_media = MEDIUM in text
+        ask.inexact = MEDIUM in text
         return text
 
 

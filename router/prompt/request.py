@@ -79,8 +79,9 @@ class Ask:
     truncate_prompt_tokens: int | None = None
     tails: list[str] = field(default_factory=list, repr=False)
     """The last characters of each rendered prompt, which `Reader.tokenize` leaves for `Reader.answer`."""
-    has_media: bool = False
-    """Whether the prompt holds images or the like, so that it is exact only up to the first one; the reader tells."""
+    inexact: bool = False
+    """Whether blocks have names of our own, from the first image on or, without a chat template, all of them. The
+    reader tells."""
     chat: Chat | None = field(default=None, repr=False)
     """A chat body that may be remembered. If its beginning is known, `messages` are only those behind it until
     `load` is called."""

@@ -58,7 +58,7 @@ def outcome(reader: Reader, body: bytes, known: Beginning | None, views: list[tu
         list(map(len, rows)),
         [row.units() for row in rows],
         ask.tails,
-        ask.has_media,
+        ask.inexact,
     )
 
 
@@ -73,7 +73,7 @@ def from_scratch(reader: Reader, body: bytes, views: list[tuple[str, int, Extra]
         [reader.hasher(name, "0").chain(p, size, extra).keys for p in prompts]  # type: ignore[arg-type]
         for name, size, extra in views
     ]
-    return ask.kind, ask.model, ask.hand_off, chains, list(map(len, prompts)), prompts, ask.tails, ask.has_media
+    return ask.kind, ask.model, ask.hand_off, chains, list(map(len, prompts)), prompts, ask.tails, ask.inexact
 
 
 WORDS = ["lorem ", "<|im_end|>", "日本", "\n", '"}]}', '\\"messages":[']

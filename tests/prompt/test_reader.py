@@ -116,10 +116,21 @@ def test_what_cannot_be_read(tokenizer: Tokenizer) -> None:
     for reader, ask, why in cases:
         with pytest.raises(PromptError, match=why):
             reader.tokenize(ask)
+
+
+def test_without_a_chat_template_chats_are_told_apart_by_what_they_say(tokenizer: Tokenizer) -> None:
     bare = Reader(Tokenizer("bare", tokenizer._engine))
-    with pytest.raises(PromptError, match="the tokenizer at bare has no chat template"):
-        bare.tokenize(chat(user("x")))
-    assert bare.tokenize(completion("x")) == exact.tokenize(completion("x"))
+    assert bare.mode == "tokens: bare (it has no chat template: chats only by likeness)"
+    assert bare.tokenize(completion("x")) == Reader(tokenizer).tokenize(completion("x"))
+    first, other = chat(user("where " * 9)), chat(user("why " * 9))
+    (one,), (two,) = bare.tokenize(first), bare.tokenize(other)
+    assert one != two
+    assert first.inexact
+    (following,) = bare.tokenize(chat(user("where " * 9), said("there"), user("why?")))
+    assert isinstance(one, list)
+    assert following[: len(one)] == one
+    (row,) = bare.rows(chat(user("where " * 9)))
+    assert row.units() == one
 
 
 def picture(url: str) -> dict[str, Any]:
@@ -135,7 +146,7 @@ def test_a_prompt_is_exact_up_to_its_first_image(tokenizer: Tokenizer) -> None:
     def read_of(*parts: Any) -> list[int]:
         ask = chat(system, {"role": "user", "content": list(parts)}, user("And now?"))
         (ids,) = reader.tokenize(ask)
-        assert ask.has_media
+        assert ask.inexact
         assert isinstance(ids, list)
         return ids
 
@@ -145,7 +156,7 @@ def test_a_prompt_is_exact_up_to_its_first_image(tokenizer: Tokenizer) -> None:
     assert one == read_of(picture("data:,x"), "see")
     ask = chat(user("x"))
     reader.tokenize(ask)
-    assert not ask.has_media
+    assert not ask.inexact
 
 
 def test_a_template_with_parts_has_its_images_in_their_places(tokenizer: Tokenizer) -> None:
