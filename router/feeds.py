@@ -169,7 +169,18 @@ class Feeds:
             )
             subscription = Subscription(self._context, source, feed, self._connection(label, source))
             task = asyncio.create_task(subscription.run())
+            task.add_done_callback(self._ended(label, feed))
             heard.append(Listening(rank, feed, subscription, task))
+
+    @staticmethod
+    def _ended(label: str, feed: Feed) -> Callable[[asyncio.Task[None]], None]:
+        def tell(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                # Nothing is heard any more: what is known must not be believed for ever.
+                feed.known.doubt()
+                log.error("%s: KV events are no longer heard, a fault of the router", label, exc_info=error)
+
+        return tell
 
     async def _stop(self, name: str) -> None:
         heard = self._heard.pop(name, [])

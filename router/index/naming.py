@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from router.index.events import Stored
 
 
+_NO_KEYS = (TypeError, ValueError, IndexError)
+"""What extra keys of kinds that no engine has yet come to."""
+
+
 class Mode(Enum):
     """How an engine's names are understood."""
 
@@ -125,8 +129,11 @@ class Naming:
         if root.lookahead:
             return False
         hasher = Hasher(hashing.algorithm, hashing.seed)
-        keys = self._extra_keys(extra, root.lora_name, tagged=hashing.tagged)
-        return _key(hasher.block(hasher.none_hash, root.tokens[: root.block_size], keys)) == root.keys[0]
+        try:
+            keys = self._extra_keys(extra, root.lora_name, tagged=hashing.tagged)
+            return _key(hasher.block(hasher.none_hash, root.tokens[: root.block_size], keys)) == root.keys[0]
+        except _NO_KEYS:
+            return False
 
     def _extra_keys(self, extra: list[Any] | None, lora_name: str | None, *, tagged: bool) -> tuple[Any, ...] | None:
         """A block's extra keys as they were hashed; events show them untagged and without an adapter's path."""
@@ -157,15 +164,18 @@ class Naming:
             return None
         parent = None if event.parent is None else _key(digest)
         size, extras = event.block_size, event.extra or ()
-        if any(extras):
-            digests = []
-            for place in range(len(event.keys)):
-                extra = extras[place] if place < len(extras) else None
-                keys = self._extra_keys(extra, event.lora_name, tagged=self._assumed.tagged)
-                digest = hasher.block(digest, event.tokens[place * size : (place + 1) * size], keys)
-                digests.append(digest)
-        else:
-            digests = hasher.links(digest, event.tokens, size, None)
+        try:
+            if any(extras):
+                digests = []
+                for place in range(len(event.keys)):
+                    extra = extras[place] if place < len(extras) else None
+                    keys = self._extra_keys(extra, event.lora_name, tagged=self._assumed.tagged)
+                    digest = hasher.block(digest, event.tokens[place * size : (place + 1) * size], keys)
+                    digests.append(digest)
+            else:
+                digests = hasher.links(digest, event.tokens, size, None)
+        except _NO_KEYS:
+            return None
         self._digests.update(zip(event.keys, digests, strict=True))
         return [_key(each) for each in digests], parent
 

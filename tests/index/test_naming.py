@@ -138,6 +138,16 @@ def test_an_unknown_seed_is_told_by_salted_blocks_too() -> None:
     assert names.mode is Mode.TRANSLATED
 
 
+@pytest.mark.parametrize("extra", [[{}], [[]], [[1, 2]], [1.5], [None], [["mm", {"a": 1}]]])
+def test_extra_keys_of_tomorrow_do_no_harm(extra: list[Any]) -> None:
+    for algorithm in ("sha256", "sha256_cbor"):
+        names = naming(Hashing(algorithm, None), 4)
+        names.stored(root(Hashing(algorithm, "hidden"), ("unknown",), extra))
+        names.stored(root(Hashing(algorithm, "hidden"), None, None))
+        assert names.mode is Mode.TRANSLATED
+        names.stored(root(Hashing(algorithm, "hidden"), ("unknown",), extra))
+
+
 def test_a_block_whose_parent_was_missed_has_no_name() -> None:
     names = naming(Hashing("sha256", None), 4)
     names.stored(replace(root(Hashing("sha256", "hidden"), None, None)))
