@@ -166,7 +166,12 @@ class Feed:
             self.wanted = True
             self._hold(number, payload)
         else:
-            self._skip(number, payload, "")
+            hint = (
+                ""
+                if self._replayable
+                else "; a replay_endpoint in the engine's --kv-events-config would bring them back"
+            )
+            self._skip(number, payload, hint)
 
     def _skip(self, number: int, payload: bytes, why: str) -> None:
         """Give up what is missing before a batch."""
