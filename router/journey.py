@@ -426,7 +426,7 @@ class Journey:
             return
         changed = self._feedback.answered(
             name,
-            exact=reader.exact and not ask.has_media,
+            exact=reader.exact and not ask.inexact,
             tokens=sum(leg.prompt.tokens),
             predicted=leg.placement.decision.candidate.hit,
             prompt_tokens=answer.prompt_tokens,
