@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 import tokenizers.processors
 
-from router.prompt import fast
+from router.prompt import fast, ranks
 from router.prompt.chat import ChatTemplate
 from router.prompt.segments import Cutter, holds, marks_of
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+TEKKEN = "tekken.json"
 FEW = 4
 """So many pieces are tokenized one by one: to spread them over threads would cost more."""
 
@@ -32,7 +33,8 @@ class TokenizerError(Exception):
 class Tokenizer:
     """One model's tokenizer and chat template.
 
-    Loaded from a local directory that has tokenizer.json, as every model repository with a fast tokenizer does.
+    Loaded from a local directory that has tokenizer.json, as every model repository with a fast tokenizer does, or else
+    mistral's tekken.json.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Tokenizer:
         Only tokenizer.json is needed. Raises TokenizerError.
         """
         path = directory / "tokenizer.json"
+        if not path.is_file() and (directory / TEKKEN).is_file():
+            return cls._tekken(directory)
         if not path.is_file():
             raise TokenizerError(f"no tokenizer at {directory}: tokenizer.json is missing")
         try:
@@ -90,6 +94,15 @@ class Tokenizer:
             chat_template=_chat_template(directory, config, special),
             eos_token_ids=frozenset(i for i in ids if isinstance(i, int)),
         )
+
+    @classmethod
+    def _tekken(cls, directory: Path) -> Tokenizer:
+        """A model of mistral's that has only its own tokenizer: chats are written by code of its own, not a template."""
+        try:
+            engine = ranks.tekken(directory / TEKKEN)
+        except ranks.RanksError as error:
+            raise TokenizerError(str(error)) from None
+        return cls(str(directory), engine)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Special tokens spelled out in it count as such, as they do in the engine.

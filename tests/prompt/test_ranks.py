@@ -1,0 +1,77 @@
+"""A tokenizer given by ranks merges as ranks say: always the pair that makes the oldest token."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.prompt.tokens import Tokenizer, TokenizerError
+
+WORDS = [b"th", b"the", b" t", b" the", b"an", b"and", b"\xc3\xa9", b"ab", b"abc", b"bc", b"bcd", b"abcd", b"  ", b"<s"]
+TOKENS = [bytes((b,)) for b in range(256)] + WORDS
+PATTERN = r" ?[a-z]+| ?[^\sa-z]+|\s+"
+SPECIAL, BEGIN = 10, 1
+
+
+def tekken() -> dict[str, Any]:
+    vocabulary = [{"rank": i, "token_bytes": base64.b64encode(t).decode()} for i, t in enumerate([*TOKENS, b"cut off"])]
+    size = SPECIAL + len(TOKENS)
+    config = {"pattern": PATTERN, "default_vocab_size": size, "default_num_special_tokens": SPECIAL}
+    return {"config": config, "vocab": vocabulary}
+
+
+@lru_cache(maxsize=1)
+def tokenizer() -> Tokenizer:
+    with TemporaryDirectory() as directory:
+        (Path(directory) / "tekken.json").write_text(json.dumps(tekken()))
+        return Tokenizer.load(Path(directory))
+
+
+def by_ranks(text: str) -> list[int]:
+    ids = []
+    for word in re.findall(PATTERN, text):
+        parts = [bytes((b,)) for b in word.encode()]
+        while True:
+            pairs = [
+                (TOKENS.index(a + b), i)
+                for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
+                if a + b in TOKENS
+            ]
+            if not pairs:
+                break
+            _, at = min(pairs)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        ids += [SPECIAL + TOKENS.index(part) for part in parts]
+    return ids
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="thean dbc<s>é\n🙂", max_size=40))
+def test_merges_follow_the_ranks(text: str) -> None:
+    ids = by_ranks(text)
+    assert tokenizer().encode(text, False) == ids
+    assert tokenizer().encode(text, True) == [BEGIN, *ids]
+    assert [list(piece) for piece in tokenizer().encode_pieces([text])] == [ids]
+    assert tokenizer().decode(ids) == text
+
+
+def test_what_it_knows() -> None:
+    assert tokenizer().cutter.marks == ()
+    assert tokenizer().chat_template is None
+    assert tokenizer().bounds is not None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"config": {}, "vocab": []}'])
+def test_no_tekken_file(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text(content)
+    with pytest.raises(TokenizerError, match=r"tekken\.json is no tekken file"):
+        Tokenizer.load(tmp_path)
