@@ -1,7 +1,7 @@
 """Tokenizers that are given by their tokens' ranks: mistral's tekken.json.
 
-A rank is both a token's age and, moved by the number of special tokens, its id. Which pairs merge follows from it: a token
-was made of two older ones, and older tokens are merged first.
+A rank is both a token's age and, moved by the number of special tokens, its id. Which pairs merge follows from it: a
+token was made of two older ones, and older tokens are merged first.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def tekken(path: Path) -> tokenizers.Tokenizer:
         size = int(config["default_vocab_size"]) - special
         ranks = {base64.b64decode(token["token_bytes"]): int(token["rank"]) for token in whole["vocab"][:size]}
         pattern = str(config["pattern"])
-        given = whole.get("special_tokens") or [{"rank": 1, "token_str": "<s>"}]
-        begin = next(int(token["rank"]) for token in given if token["token_str"] == "<s>")
-    except (KeyError, TypeError, ValueError, StopIteration, binascii.Error) as error:
+        given = {token["token_str"]: int(token["rank"]) for token in whole.get("special_tokens") or ()}
+        begin = given["<s>"] if given else 1
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise RanksError(f"{path} is no tekken file: {type(error).__name__} {error}") from None
     return _engine(ranks, pattern, special, begin)
 
@@ -65,7 +65,7 @@ def _engine(ranks: dict[bytes, int], pattern: str, special: int, begin: int) -> 
 
 
 def _bytes_as_text() -> dict[int, str]:
-    """How byte-level BPE writes a byte: as itself where it can be seen, as one of the characters from 256 on elsewhere."""
+    """How byte-level BPE writes a byte: as itself where it can be seen, else as one of the characters from 256 on."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     text = {byte: chr(byte) for byte in seen}
     hidden = [byte for byte in range(256) if byte not in text]

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,11 +42,8 @@ def by_ranks(text: str) -> list[int]:
     for word in re.findall(PATTERN, text):
         parts = [bytes((b,)) for b in word.encode()]
         while True:
-            pairs = [
-                (TOKENS.index(a + b), i)
-                for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
-                if a + b in TOKENS
-            ]
+            made = [a + b for a, b in pairwise(parts)]
+            pairs = [(TOKENS.index(token), i) for i, token in enumerate(made) if token in TOKENS]
             if not pairs:
                 break
             _, at = min(pairs)
