@@ -287,7 +287,8 @@ class Router:
 
     def _members(self) -> Iterable[Member]:
         for replica in self.fleet:
-            started = replica.metrics.started
+            # Of one that is lost only the past is known: another router may see its next process already.
+            started = None if replica.state is State.LOST else replica.metrics.started
             known = self.index.capacity(replica.name) if replica.cache.capacity else 0
             yield Member(replica.name, "" if started is None else repr(started), known)
 

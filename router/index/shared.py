@@ -467,6 +467,10 @@ class Shared:
                         if self._undeclared:
                             await self._declare(link)
                         else:
+                            if self._to_publish.is_set():
+                                # Blocks that are seen before the work that brings them look warm and idle.
+                                self._to_publish.clear()
+                                await self._tell_load(link, ())
                             parts = self._backlog.next_slice(self._seat)
                             await self._send(link, parts)
                     self._taken()
@@ -511,21 +515,15 @@ class Shared:
                 async with asyncio.timeout(every):
                     await self._to_publish.wait()
             self._to_publish.clear()
-            link, store = self._link, self._store
-            if link is None or store is None:
+            link = self._link
+            if link is None:
                 leased_at = float("-inf")
                 continue
             now = loop.time()
             names = list(self._seats) if now - leased_at >= every else []
-            load = pack_load(
-                (self._seats[busy.name].slot, busy.load, busy.head_ms)
-                for busy in self._loads(now)
-                if busy.name in self._seats
-            )
-            slots = pack_slots(self._seats[name].slot for name in names)
             try:
                 async with asyncio.timeout(self._tell_seconds):
-                    reply = await self._call(link, "publish", store, self._me, self._lease, load, slots)
+                    mine = await self._tell_load(link, names)
             except TimeoutError:
                 link.close("what is told takes too long")
             except RefusedError as error:
@@ -536,10 +534,24 @@ class Shared:
             else:
                 if names:
                     leased_at = now
-                    for name, mine in zip(names, reply[0], strict=True):
-                        self._writes[name] = now + self._options.lease_seconds if mine else 0.0
-                self._hear(reply[1:], loop.time())
+                    for name, writes in zip(names, mine, strict=True):
+                        self._writes[name] = now + self._options.lease_seconds if writes else 0.0
                 await asyncio.sleep(PUBLISH_SECONDS)
+
+    async def _tell_load(self, link: Link, names: Sequence[str]) -> bytes:
+        """Tell this router's load, and hear the others'. Returns a byte for each of `names`: whether this router writes
+        its events for the next lease."""
+        loop = asyncio.get_running_loop()
+        load = pack_load(
+            (self._seats[busy.name].slot, busy.load, busy.head_ms)
+            for busy in self._loads(loop.time())
+            if busy.name in self._seats
+        )
+        slots = pack_slots(self._seats[name].slot for name in names)
+        assert self._store is not None
+        reply = await self._call(link, "publish", self._store, self._me, self._lease, load, slots)
+        self._hear(reply[1:], loop.time())
+        return bytes(reply[0])
 
     # -- bytes --------------------------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ async def test_a_router_killed_and_started_again_hits_as_before(store: Server, f
 
 @pytest.mark.parametrize("routers", [1, 2])
 async def test_a_burst_of_equal_prompts_spreads(store: Server, fleet: Fleet, routers: int) -> None:
-    fakes = [await fleet.fake("--time-scale", "0.2") for _ in range(4)]
+    fakes = [await fleet.fake("--time-scale", "1") for _ in range(4)]
     fronts = [await fleet.router(*fakes, redis=store.url, redis_timeout_ms=5000, admin_port=-1) for _ in range(routers)]
     clients = [await fleet.openai(front) for front in fronts]
     prompt = [100 + n % 700 for n in range(4000)]

@@ -153,6 +153,21 @@ async def test_the_load_of_others_is_seen_and_a_dead_routers_expires(house: Hous
     await until(lambda: two.shared.others == {}, "the lease is over")
 
 
+async def test_no_block_is_seen_before_the_work_that_brings_it(house: House) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target)
+    for n in range(1, 101):
+        keys = chain(n, 40)
+        one.busy = [Busy("a", Others(n, 0, 0.0, 0.0), 0.0)]
+        one.record("a", keys)  # as in a decision: booked and recorded in one breath
+        one.shared.load_changed()
+        found = await two.shared.consult([(keys, ["a"])])
+        while found is not None and found.matches["a"][0].depth == 0:
+            found = await two.shared.consult([(keys, ["a"])])
+        assert found is not None
+        assert found.loads["a"].in_flight == n
+
+
 async def test_each_replica_has_one_writer_and_another_takes_over(house: House) -> None:
     server = await house.server()
     one = await house.router(server.target)
