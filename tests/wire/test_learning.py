@@ -263,8 +263,9 @@ def booked(router: Router) -> float:
     return value
 
 
-async def test_an_image_weighs_no_more_than_the_models_context(bench: Bench) -> None:
-    router = await bench.router(await bench.replica(), tokenizer=TINY)
+@pytest.mark.parametrize("exact", [False, True], ids=["bytes", "tokens"])
+async def test_an_image_weighs_no_more_than_the_models_context(bench: Bench, exact: bool) -> None:
+    router = await bench.router(await bench.replica(), **({"tokenizer": TINY} if exact else {}))
     client = await bench.client(router)
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, IMAGE]}]
     client.post("/v1/chat/completions", json.dumps({"model": "m", "messages": messages, "max_tokens": 1}).encode())
