@@ -97,7 +97,7 @@ class Tokenizer:
 
     @classmethod
     def _tekken(cls, directory: Path) -> Tokenizer:
-        """A model of mistral's with its own tokenizer only. Its chats are written by code of its own, not a template."""
+        """A model of mistral's with its own tokenizer only. Code of its own writes its chats, not a template."""
         try:
             engine = ranks.tekken(directory / TEKKEN)
         except ranks.RanksError as error:
