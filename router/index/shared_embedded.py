@@ -62,7 +62,7 @@ class Embedded:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal is for the router; it ends the server last
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
             await self._reachable(target)
         except BaseException:
@@ -104,7 +104,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PARENT = os.getpid()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In the child: the kernel ends it with the router, even when that is killed."""
     assert _LIBC is not None
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -13,6 +13,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from router.index.shared_embedded import end_with_parent
 from router.index.shared_link import Link, LinkError, RefusedError, Target
 
 SECONDS = 20.0
@@ -64,7 +65,11 @@ class Server:
         return str(self.target)
 
     async def __aenter__(self) -> Server:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -80,6 +85,7 @@ class Server:
             *(*where, "--dir", self.directory, "--save", "", "--appendonly", "no", *self._flags),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
         await self.reachable()
 
