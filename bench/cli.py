@@ -4,22 +4,44 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+import typing
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import demo, hit_rate, load, overhead_decision, overhead_redis, simulate
 from bench.processes import StartError
+from fake_backend.budget import BudgetError
+from fake_backend.models import ModelError
+from fake_backend.settings import SettingsError
+from router.config import leaves
 from router.prompt.blocks import ALGORITHMS
 
 _INTERRUPTED = 128 + signal.SIGINT
+POLICIES: tuple[str, ...] = next(typing.get_args(leaf.type) for leaf in leaves() if leaf.name == "policy")
+
+T = typing.TypeVar("T")
+_REFUSED = (StartError, demo.PortTakenError, SettingsError, ModelError, BudgetError, OSError, ValueError)
+"""What cannot be done, said in one line."""
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default only where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, ""):
+            return action.help
+        return super()._get_help_string(action)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    arguments = parser().parse_args(argv)
+    top = parser()
+    arguments = top.parse_args(argv)
+    if arguments.run is hit_rate.run and arguments.check and hit_rate.DEFAULT_POLICY not in arguments.policies:
+        top.error(f"--check holds {hit_rate.DEFAULT_POLICY} to its bar: name it among --policies")
     try:
         status = run_until_signal(arguments.run(arguments))
-    except (StartError, demo.PortTakenError, OSError, ValueError) as error:
+    except _REFUSED as error:
         sys.exit(f"bench: {error}")
     sys.exit(arguments.on_ctrl_c if status == _INTERRUPTED else status)
 
@@ -57,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         "hit-rate",
         help="hit rate, TTFT and balance of each policy on the same chat workload, beside the ceilings",
         description=hit_rate.__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Formatter,
     )
     rates.add_argument("--replicas", type=_positive, default=4, help="fake replicas behind the router")
     rates.add_argument(
@@ -65,42 +87,32 @@ def parser() -> argparse.ArgumentParser:
     )
     rates.add_argument("--turns", type=_positive, default=6, help="user messages in a conversation")
     rates.add_argument("--system-chars", type=_natural, default=4000, help="length of the system prompt all share")
-    rates.add_argument(
-        "--policies",
-        type=_names,
-        default=f"round_robin,least_load,{hit_rate.DEFAULT_POLICY}",
-        metavar="NAME[,NAME...]",
-        help="the router's policies to compare",
-    )
+    _policies(rates, f"round_robin,least_load,{hit_rate.DEFAULT_POLICY}")
     rates.add_argument("--check", action="store_true", help=f"exit 1 where {hit_rate.DEFAULT_POLICY} misses the bar")
-    _common(rates)
+    _common(rates, "the JSON and a picture (pip install 'warmroute[bench]')")
     rates.set_defaults(run=hit_rate.run, on_ctrl_c=_INTERRUPTED)
 
     replay = commands.add_parser(
         "simulate",
         help="a recorded trace through the router's choice over fake engines, in virtual time",
         description=simulate.__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Formatter,
     )
     replay.add_argument(
-        "trace", metavar="TRACE", help="JSON lines with timestamp, input_length, output_length, hash_ids"
+        "trace",
+        metavar="TRACE",
+        help="JSON lines with timestamp (ms), input_length, output_length (tokens), hash_ids; its block size is "
+        "found from these",
     )
     replay.add_argument("--replicas", type=_positive, default=8, help="engines behind the choice")
-    replay.add_argument(
-        "--policy",
-        dest="policies",
-        type=_names,
-        default=hit_rate.DEFAULT_POLICY,
-        metavar="NAME[,NAME...]",
-        help="policies",
-    )
+    _policies(replay, hit_rate.DEFAULT_POLICY)
     replay.add_argument("--model", default="Llama-3.1-8B", help="what each replica serves")
     replay.add_argument("--gpu", default="H100", help="what each replica runs on")
     replay.add_argument("--tensor-parallel-size", type=_positive, default=1, help="GPUs a replica")
     replay.add_argument("--blocks", type=_positive, default=None, help="blocks a replica (default: what its GPU holds)")
     replay.add_argument("--max-num-batched-tokens", type=_positive, default=2048, help="tokens a step computes at most")
     replay.add_argument("--jitter", type=_delay, default=0.0, help="seconds of seeded delay a request, at the most")
-    replay.add_argument("--speed", type=_seconds, default=1.0, help="play the trace this many times as fast")
+    replay.add_argument("--speed", type=_speed, default=1.0, help="play the trace this many times as fast")
     replay.add_argument("--requests", type=_positive, default=None, help="only the first so many")
     _common(replay)
     replay.set_defaults(run=simulate.run, on_ctrl_c=_INTERRUPTED)
@@ -109,9 +121,9 @@ def parser() -> argparse.ArgumentParser:
         "load",
         help="a chat load on routers that already run",
         description=load.__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Formatter,
     )
-    steady.add_argument("url", nargs="+", metavar="URL", help="a router, as http://127.0.0.1:8080")
+    steady.add_argument("url", nargs="+", type=_url, metavar="URL", help="a router, as http://127.0.0.1:8080")
     steady.add_argument("--sessions", type=_positive, default=8, help="conversations at one time")
     steady.add_argument("--seconds", type=_seconds, default=None, help="end after this long (default: on Ctrl-C)")
     _common(steady)
@@ -123,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
         "decision",
         help="reading a prompt and choosing a replica, in CPU time beside json.loads of the body",
         description=overhead_decision.__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Formatter,
     )
     decision.add_argument("--tokenizer", type=Path, default=overhead_decision.TINY, help="the model's tokenizer files")
     decision.add_argument("--algorithm", choices=ALGORITHMS, default="sha256", help="how replicas hash blocks")
@@ -136,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
         "redis",
         help="the index that routers share: a decision's question, what is told, what a block takes",
         description=overhead_redis.__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Formatter,
     )
     store.add_argument("--server", default="", metavar="URL", help="a server to measure (default: a private one)")
     store.add_argument("--runs", type=_several, default=300, help="questions; the more, the steadier")
@@ -148,67 +160,93 @@ def parser() -> argparse.ArgumentParser:
         "demo",
         help="replicas, router and a chat load, live in the terminal, with round robin beside it",
         description=demo.__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Formatter,
     )
     show.add_argument("--port", type=_port, default=8080, help="where the router listens")
     show.add_argument("--seconds", type=_seconds, default=None, help="end after this long (default: on Ctrl-C)")
-    show.add_argument("--seed", type=int, default=0, help="of the workload")
+    show.add_argument("--seed", type=_whole, default=0, help="of the workload")
     # Ctrl-C is the way to end a demo, no failure.
     show.set_defaults(run=demo.run, on_ctrl_c=0)
     return top
 
 
-def _common(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--seed", type=int, default=0, help="of the workload")
+def _policies(command: argparse.ArgumentParser, default: str) -> None:
+    command.add_argument(
+        "--policies",
+        "--policy",
+        type=_names,
+        default=default,
+        metavar="NAME[,NAME...]",
+        help=f"the router's policies to compare, of {', '.join(POLICIES)}",
+    )
+
+
+def _common(command: argparse.ArgumentParser, written: str = "the JSON") -> None:
+    command.add_argument("--seed", type=_whole, default=0, help="of the workload")
     command.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    command.add_argument("--out", type=Path, metavar="DIR", help="write the JSON and a picture here")
+    command.add_argument("--out", type=Path, metavar="DIR", help=f"write {written} here")
+
+
+def _whole(text: str) -> int:
+    return _read(int, text, "a whole number")
 
 
 def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
+    return _within(_whole(text), lambda number: number >= 0, f"{text} is negative")
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
+    return _within(_whole(text), lambda number: number >= 1, f"{text} is less than 1")
 
 
 def _several(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"{text} is too few for a percentile")
-    return number
+    return _within(_whole(text), lambda number: number >= 2, f"{text} is too few for a percentile")
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port (1 to 65535)")
-    return number
+    return _within(_whole(text), lambda number: 1 <= number <= 65535, f"{text} is not a port (1 to 65535)")
 
 
 def _delay(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no delay in seconds")
-    return number
+    said = "a delay in seconds, 0 or more"
+    return _within(_read(float, text, said), lambda number: 0 <= number < float("inf"), f"{text!r} is not {said}")
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return number
+    said = "a positive number of seconds"
+    return _within(_read(float, text, said), lambda number: 0 < number < float("inf"), f"{text!r} is not {said}")
+
+
+def _speed(text: str) -> float:
+    said = "a positive number"
+    return _within(_read(float, text, said), lambda number: 0 < number < float("inf"), f"{text!r} is not {said}")
 
 
 def _positives(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
 
 
+def _url(text: str) -> str:
+    said = f"{text!r} is no address such as http://127.0.0.1:8080"
+    return _within(text.rstrip("/"), lambda url: url.startswith(("http://", "https://")), said)
+
+
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"{(unknown or [text])[0]!r} is no policy; there are {', '.join(POLICIES)}")
+    return names
+
+
+def _read(kind: Callable[[str], T], text: str, said: str) -> T:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {said}") from None
+
+
+def _within(value: T, right: Callable[[T], bool], said: str) -> T:
+    if not right(value):
+        raise argparse.ArgumentTypeError(said)
+    return value

@@ -122,7 +122,9 @@ async def measure(policy: str, workload: MultiTurn, *, seed: int, replicas: int,
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    """Carry out the command; return its exit status."""
+    """Carry out the command; return its exit status. Raises ValueError where --out is given and nothing can draw."""
+    if arguments.out is not None and not report.can_draw():
+        raise ValueError("--out draws a picture: pip install 'warmroute[bench]'")
     shape = {"turns": arguments.turns, "system_chars": arguments.system_chars}
     results = []
     for sessions in arguments.sessions:
@@ -156,12 +158,13 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(document: dict[str, object], results: Sequence[Result], arguments: argparse.Namespace) -> None:
+    # What took minutes to measure is shown before a full disk can lose it.
+    if arguments.json:
+        report.print_json(document)
+    else:
+        report.table(results)
     out: Path | None = arguments.out
     if out is not None:
         report.write_json(document, out / "hit-rate.json")
         report.picture(results, out / "hit-rate.png")
         report.progress(f"written: {out / 'hit-rate.json'} and {out / 'hit-rate.png'}")
-    if arguments.json:
-        report.print_json(document)
-    else:
-        report.table(results)

@@ -308,12 +308,12 @@ async def run(arguments: argparse.Namespace) -> int:
         "algorithm": arguments.algorithm,
         "figures": [asdict(figure) for figure in figures],
     }
-    if arguments.out is not None:
-        write_json(document, arguments.out / "overhead-decision.json")
     if arguments.json:
         print_json(document)
     else:
         _show(figures, tokenizer)
+    if arguments.out is not None:
+        write_json(document, arguments.out / "overhead-decision.json")
     missed = [figure for figure in figures if figure.missed]
     for figure in missed:
         progress(f"missed: {figure.name}: {figure.value:.3f} {figure.unit}, at the most {figure.bar:g}")

@@ -286,12 +286,12 @@ async def run(arguments: argparse.Namespace) -> int:
         "blocks": BLOCKS,
         "figures": [asdict(figure) for figure in figures],
     }
-    if arguments.out is not None:
-        write_json(document, arguments.out / "overhead-redis.json")
     if arguments.json:
         print_json(document)
     else:
         _show(figures, version)
+    if arguments.out is not None:
+        write_json(document, arguments.out / "overhead-redis.json")
     missed = [figure for figure in figures if figure.missed]
     for figure in missed:
         progress(f"missed: {figure.name}: {figure.value:.3f} {figure.unit}, at the most {figure.bar:g}")

@@ -1,5 +1,6 @@
 """How results reach people and programs: a table, a picture, one JSON object. Progress goes to standard error."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ def progress(line: str) -> None:
 
 
 def print_json(document: dict[str, object]) -> None:
-    print(json.dumps(document))
+    print(json.dumps(document), flush=True)
 
 
 def write_json(document: dict[str, object], path: Path) -> None:
@@ -70,6 +71,11 @@ def table(results: Sequence["Result"]) -> None:
             f"ceilings ({of_these[-1].policy}'s run): infinite cache {best.infinite:.1%}, "
             f"pooled LRU {best.pooled_lru:.1%}, greedy oracle {best.greedy_oracle:.1%}\n"
         )
+
+
+def can_draw() -> bool:
+    """Whether the library that draws is installed (the extra `bench`)."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def picture(results: Sequence["Result"], path: Path) -> None:
