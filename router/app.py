@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import ipaddress
 import logging
+import os
+import socket
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -50,6 +54,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("warmroute")
 
+# Connections that wait in the kernel to be let in.
+BACKLOG = 1024
+# Once one replica is ready, the others get this long to be in the start-up block.
+LATECOMERS_SECONDS = 0.3
 # Memory of one block in the index: key, value and their place in a dict (measured on CPython 3.11 to 3.13).
 BLOCK_BYTES = 110
 SWITCH_SECONDS = 0.0005
@@ -68,6 +76,8 @@ class Router:
         self._probe_headers: dict[str, str] = {}
         if (key := _secret("--api-key-file", settings.fleet.api_key_file)) is not None:
             self._probe_headers["Authorization"] = f"Bearer {key}"
+        if settings.listen.port == settings.admin.admin_port > 0:
+            raise ConfigError(f"--port and --admin-port are both {settings.listen.port}")
         self._admin_token = _secret("--admin-token-file", settings.admin.admin_token_file)
         if self._admin_token is None and settings.admin.admin_port >= 0 and not _loopback(settings.admin.admin_host):
             raise ConfigError(
@@ -99,6 +109,13 @@ class Router:
         self.door: Door | None = None
 
     async def __aenter__(self) -> Router:
+        try:
+            return await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _open(self) -> Router:
         settings = self.settings
         fleet, listen = settings.fleet, settings.listen
         for replica in self.fleet:
@@ -139,18 +156,11 @@ class Router:
             body_seconds=listen.body_timeout_seconds,
             idle_seconds=listen.keep_alive_seconds,
         )
-        self.door = Door(own.serve, limits)
-        loop = asyncio.get_running_loop()
-        try:
-            server = await loop.create_server(
-                self.door.connection, listen.host, listen.port, backlog=1024, start_serving=False
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {listen.host}:{listen.port}: {error.strerror or error}; choose another --port"
-            ) from None
-        self._stack.callback(server.close)
-        host, port = server.sockets[0].getsockname()[:2]
+        self.door = Door(own.serve, limits, functools.partial(self.telemetry.request, "refused"))
+        # From here on clients can connect; they are let in once it is known who is there to serve them.
+        listening = _listen(listen.host, listen.port)
+        self._stack.callback(listening.close)
+        host, port = listening.getsockname()[:2]
         self.address = (host, port)
         session = await self._stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), trust_env=False)
@@ -181,18 +191,27 @@ class Router:
         ]
         if settings.admin.admin_port >= 0:
             await self._start_admin(journey)
-        # One round before anyone is let in: the first clients find replicas, and the start-up block can name them.
-        await asyncio.gather(*(probe.once() for probe in self._probes))
+        rounds = [asyncio.create_task(probe.once()) for probe in self._probes]
+        self._stack.push_async_callback(_cancel, rounds)
+        await self._first_ready(rounds)
         if self.shared is not None:
             await self.shared.start()
             self._stack.push_async_callback(self.shared.stop)
-        tasks = [asyncio.create_task(probe.run()) for probe in self._probes]
+        tasks = [asyncio.create_task(probe.run(begun)) for probe, begun in zip(self._probes, rounds, strict=True)]
         tasks.append(asyncio.create_task(self._sweep()))
         self._stack.push_async_callback(_cancel, tasks)
-        await server.start_serving()
+        server = await asyncio.get_running_loop().create_server(self.door.connection, sock=listening, backlog=BACKLOG)
         # First of all that is taken down: while answers end, everything else goes on.
         self._stack.push_async_callback(self._stop, server)
         return self
+
+    async def _first_ready(self, rounds: list[asyncio.Task[None]]) -> None:
+        """Wait until a replica is ready, or each has been asked; then a moment more, for the others to be named too."""
+        pending = set(rounds)
+        while pending and not self.fleet.ready():
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if pending:
+            await asyncio.wait(pending, timeout=LATECOMERS_SECONDS)
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
@@ -207,15 +226,16 @@ class Router:
                 max_body_bytes=settings.listen.max_body_bytes,
             ),
             access_log=None,
+            shutdown_timeout=1.0,
         )
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         host, port = settings.admin.admin_host, settings.admin.admin_port
         try:
-            await web.TCPSite(runner, host, port, shutdown_timeout=1.0).start()
+            await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; another --admin-port, or -1?"
+                f"cannot listen on {host}:{port}: {_reason(error)}; choose another --admin-port, or -1 for none"
             ) from None
         self.admin_address = runner.addresses[0][:2]
 
@@ -490,6 +510,31 @@ class Router:
         await asyncio.sleep(0)
         for pool in self._pools.values():
             pool.close_idle(older_than=0.0)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises ConfigError; a port that somebody else holds must not look like ours."""
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host} is no address of this machine: {_reason(error)}") from None
+    listening = socket.socket(family, kind, proto)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setblocking(False)
+        listening.bind(where)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise ConfigError(f"cannot listen on {host}:{port}: {_reason(error)}; choose another {other}") from None
+    return listening
+
+
+def _reason(error: OSError) -> str:
+    """The system's words for an error, without what libraries wrap around them."""
+    known = error.errno is not None and error.errno > 0
+    return (os.strerror(error.errno) if known else error.strerror or str(error)).lower()  # type: ignore[arg-type]
 
 
 def _secret(flag: str, path: str) -> str | None:

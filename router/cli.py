@@ -85,7 +85,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     asked.add_argument("file", metavar="FILE", help="a request body in JSON; - reads it from standard input")
-    asked.add_argument("--router", default="http://127.0.0.1:8081", metavar="URL", help="the admin side's address")
+    asked.add_argument(
+        "--router",
+        default="http://127.0.0.1:8081",
+        metavar="URL",
+        help="the admin side's address (default: http://127.0.0.1:8081)",
+    )
     asked.add_argument("--path", default="", metavar="PATH", help="the path the body is for (default: by its members)")
     asked.add_argument("--token-file", default="", metavar="FILE", help="file with the admin side's token")
     asked.add_argument("--json", action="store_true", help="print the whole answer as JSON")
@@ -106,10 +111,19 @@ def explain(arguments: argparse.Namespace) -> int:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:  # noqa: S310
             document = json.loads(answer.read())
     except urllib.error.HTTPError as error:
-        print(f"warmroute: {arguments.router} answered {error.code}: {error.read(2000).decode()}", file=sys.stderr)
+        said = error.read(2000).decode("utf-8", "replace")
+        hint = "; is this the admin side, not the clients'?" if error.code == 404 else ""
+        print(f"warmroute: {arguments.router} answered {error.code}: {said}{hint}", file=sys.stderr)
+        return 1
+    except urllib.error.URLError as error:
+        print(
+            f"warmroute: no admin side of a router at {arguments.router} ({error.reason}); --router takes the address "
+            "that `warmroute serve` prints as `admin side on`",
+            file=sys.stderr,
+        )
         return 1
     except (OSError, ValueError) as error:
-        print(f"warmroute: {getattr(error, 'reason', None) or error}", file=sys.stderr)
+        print(f"warmroute: {error}", file=sys.stderr)
         return 1
     print(json.dumps(document, indent=2) if arguments.json else document["words"])
     return 0
@@ -121,7 +135,16 @@ async def _serve(settings: Settings) -> int:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
     files = _raise_file_limit()
-    async with Router(settings) as router:
+    router = Router(settings)
+    opening, stopping = asyncio.create_task(router.__aenter__()), asyncio.create_task(stop.wait())
+    await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not opening.done():
+        opening.cancel()
+        await asyncio.wait({opening})
+        return 0
+    await opening
+    try:
 
         def terminate() -> None:
             router.terminated = True
@@ -138,6 +161,8 @@ async def _serve(settings: Settings) -> int:
         # A second signal means now.
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, router.cut)
+    finally:
+        await router.__aexit__()
     return 0
 
 

@@ -30,7 +30,7 @@ from router.prompt.reader import PromptError, Reader
 from router.prompt.request import Ask, read, without_hand_off
 from router.wire import errors
 from router.wire.attempts import Attempt, Ending, Outcome, Patience
-from router.wire.stream import Answer, EventWatch, JsonWatch, Watch
+from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -490,6 +490,7 @@ class Leg:
         self._show_choice = show_choice
         self._watch: Watch | None = None
         self._streamed = False
+        self._begun = FirstEvent()
         self._clock = asyncio.get_running_loop().time
 
     def added(self) -> Headers:
@@ -518,7 +519,7 @@ class Leg:
 
     def feed(self, piece: bytes) -> None:
         self.placement.replica.heard_at = self._clock()
-        if self._streamed and not piece.startswith(b":"):  # a comment only keeps the connection alive
+        if self._streamed and self._begun.by(piece):
             self._streamed = False
             self._first_token(self)
         if self._watch is not None:

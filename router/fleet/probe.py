@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -58,7 +59,9 @@ class Probe:
         self._rounds = 0
         self._surprises: set[type[Exception]] = set()
 
-    async def run(self) -> None:
+    async def run(self, begun: asyncio.Task[None]) -> None:
+        """Ask for ever. `begun` is the first round, under way or over."""
+        await asyncio.wait([begun])
         while True:
             await asyncio.sleep(self._every)
             await self.once()
@@ -111,7 +114,10 @@ class Probe:
         if isinstance(error, TimeoutError):
             why = "no answer in time"
         elif isinstance(error, aiohttp.ClientConnectorError):
-            why = (error.os_error.strerror or str(error.os_error)).lower()
+            number = error.os_error.errno
+            why = (os.strerror(number) if number and number > 0 else str(error.os_error)).lower()
+        elif isinstance(error, aiohttp.ClientResponseError):
+            why = "it does not speak HTTP"
         else:
             why = str(error) or type(error).__name__
         if replica.state is State.READY:

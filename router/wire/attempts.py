@@ -162,6 +162,10 @@ class Attempt:
         self._silent = False
         self._last = self._loop.time()
         self._status = head.status
+        if self._timer is not None:
+            # It was set for the first byte; from here on another bound holds.
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self._patience.idle, self._check_time)
         assert self._connection is not None
         if self._observer.retries(head.status):
             self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}", begun=head.status == 500))

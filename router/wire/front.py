@@ -68,6 +68,8 @@ class Door:
 
     serve: Callable[[Request, Front], Coroutine[Any, Any, None]]
     limits: Limits
+    refused: Callable[[int], None] = lambda _: None
+    """Told the status of what was refused before it was a request."""
     connections: set[Front] = field(default_factory=set)
     held_bytes: int = 0
     closing: bool = False
@@ -410,6 +412,7 @@ class Front(asyncio.Protocol):
         """Refuse what could not become a request, and end the connection."""
         assert self._transport is not None
         self._lingering = True
+        self._door.refused(refusal.status)
         self._drop_body()
         self._transport.write(refusal.response(close=True))
         if self._transport.can_write_eof():

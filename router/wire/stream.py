@@ -29,6 +29,30 @@ class Answer:
     failed: bool = False  # an error object came in place of, or in the middle of, the answer
 
 
+class FirstEvent:
+    """Tells when an event stream's first event begins.
+
+    Comments only keep the connection alive; either may be split over pieces, or share one.
+    """
+
+    __slots__ = ("_line",)
+
+    def __init__(self) -> None:
+        self._line = b""  # what is known of the start of the current line
+
+    def by(self, piece: bytes) -> bool:
+        """Whether it has begun within what was given so far."""
+        first, *others = piece.split(b"\n")
+        self._line = (self._line + first)[:8]
+        if self._line.startswith((b"data:", b"event:")):
+            return True
+        for line in others:
+            self._line = line[:8]
+            if line.startswith((b"data:", b"event:")):
+                return True
+        return False
+
+
 class Watch(Protocol):
     def feed(self, piece: bytes) -> None: ...
 

@@ -20,7 +20,7 @@ async def test_a_stream_that_falls_silent_is_ended_with_an_error_that_names_the_
         await until_closed(request, reader)
 
     replica = await bench.replica(script)
-    router = await bench.router(replica, first_byte_timeout_seconds=1, idle_timeout_seconds=0.05)
+    router = await bench.router(replica, idle_timeout_seconds=0.05)
     client = await bench.client(router)
     client.post("/v1/chat/completions", STREAM_BODY)
     reply = await client.reply()
@@ -42,7 +42,7 @@ async def test_an_answer_that_falls_silent_is_broken_off(bench: Bench) -> None:
         await until_closed(request, reader)
 
     replica = await bench.replica(script)
-    client = await bench.client(await bench.router(replica, first_byte_timeout_seconds=1, idle_timeout_seconds=0.05))
+    client = await bench.client(await bench.router(replica, idle_timeout_seconds=0.05))
     client.post("/v1/chat/completions", BODY)
     reply = await client.reply()
     assert (reply.body, reply.clean) == (b"{", False)
@@ -60,7 +60,7 @@ async def test_a_client_that_stops_reading_is_cut_and_the_replica_is_not_blamed(
             request.aborted.set()
 
     replica = await bench.replica(script)
-    router = await bench.router(replica, first_byte_timeout_seconds=1, idle_timeout_seconds=0.05, probe_seconds=60)
+    router = await bench.router(replica, idle_timeout_seconds=0.05, probe_seconds=60)
     client = await bench.client(router)
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     client.post("/v1/chat/completions", STREAM_BODY)
