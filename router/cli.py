@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from router.app import Router
-from router.config import ConfigError, Settings, leaves, load
+from router.config import SECTIONS, ConfigError, Leaf, Settings, leaves, load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,17 +66,19 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         help="route requests to replicas",
         description="Route requests to these replicas. Settings may also stand in a file or in WARMROUTE_*.",
+        usage="warmroute serve URL [URL ...] [--SETTING VALUE ...]",
         allow_abbrev=False,
     )
     serve.add_argument("replica", nargs="*", metavar="URL", help="a replica's base URL, as http://gpu1:8000")
     serve.add_argument("--config", metavar="FILE", help="a YAML file of settings")
+    groups = {section: serve.add_argument_group(section, struct.__doc__ or "") for section, struct in SECTIONS.items()}
     for leaf in leaves():
         default = "unset" if leaf.default in (None, "") else leaf.default
-        serve.add_argument(
+        groups[leaf.section].add_argument(
             leaf.flag,
             dest=leaf.name,
-            metavar=leaf.name.rpartition("_")[2].upper(),
-            help=f"{leaf.text} (default: {default})".replace("%", "%%"),
+            metavar=_metavar(leaf),
+            help=f"{leaf.text} (default: {str(default).lower() if leaf.type is bool else default})".replace("%", "%%"),
         )
     asked = commands.add_parser(
         "explain",
@@ -95,6 +97,16 @@ def _parser() -> argparse.ArgumentParser:
     asked.add_argument("--token-file", default="", metavar="FILE", help="file with the admin side's token")
     asked.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     return parser
+
+
+def _metavar(leaf: Leaf) -> str:
+    """What stands for a setting's value in the help: its choices, or the unit that its name ends with."""
+    if leaf.choices:
+        return f"{{{','.join(leaf.choices)}}}"
+    unit = leaf.name.rpartition("_")[2]
+    if unit in ("seconds", "bytes", "blocks", "ms", "host", "port", "file"):
+        return unit.upper()
+    return "N" if leaf.type in (int, float) else "TEXT"
 
 
 def explain(arguments: argparse.Namespace) -> int:

@@ -293,6 +293,7 @@ class Leaf(typing.NamedTuple):
     type: Any
     default: Any
     text: str
+    meta: Meta
 
     @property
     def flag(self) -> str:
@@ -302,6 +303,27 @@ class Leaf(typing.NamedTuple):
     def env(self) -> str:
         return ENV_PREFIX + self.name.upper()
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All there is to choose from; empty where that is no list."""
+        if self.type is bool:
+            return ("true", "false")
+        return typing.get_args(self.type) if typing.get_origin(self.type) is typing.Literal else ()
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            *others, last = self.choices
+            return f"{', '.join(others)} or {last}"
+        kind = {int: "a whole number", float: "a number"}.get(self.type, "text")
+        low, above, high = self.meta.ge, self.meta.gt, self.meta.le
+        if low is not None and high is not None:
+            return f"{kind} from {low} to {high}"
+        if low is not None:
+            return f"{kind} of at least {low}"
+        return f"{kind} above {above}" if above is not None else kind
+
 
 def leaves() -> list[Leaf]:
     """Every setting but `replicas`, in the order of the page."""
@@ -310,7 +332,7 @@ def leaves() -> list[Leaf]:
         hints = typing.get_type_hints(struct, include_extras=True)
         for field in msgspec.structs.fields(struct):
             inner, meta = typing.get_args(hints[field.name])
-            found.append(Leaf(section, field.name, inner, field.default, meta.description))
+            found.append(Leaf(section, field.name, inner, field.default, meta.description, meta))
     return found
 
 
@@ -324,6 +346,7 @@ def load(
     """The settings in force. `flags` maps leaf names to text. Raises ConfigError."""
     tree = _from_file(file) if file is not None else {}
     known = {leaf.name: leaf for leaf in leaves()}
+    given = {name: f"--config {file}: {section}.{name}" for section in SECTIONS for name in tree.get(section, {})}
     for key, text in environ.items():
         if key.startswith(ENV_PREFIX) and not _service_link(key, text):
             name = key.removeprefix(ENV_PREFIX).lower()
@@ -331,22 +354,28 @@ def load(
                 tree["replicas"] = text.split()
             elif name in known:
                 tree.setdefault(known[name].section, {})[name] = text
+                given[name] = f"{key}={text}"
             else:
                 raise ConfigError(f"environment: {key} is no setting{_hint(name, known, lambda n: known[n].env)}")
     for name, text in (flags or {}).items():
         tree.setdefault(known[name].section, {})[name] = text
+        given[name] = f"{known[name].flag} {text}"
     for leaf in known.values():
         text = tree.get(leaf.section, {}).get(leaf.name)
         if leaf.type is bool and isinstance(text, str) and text.lower() in _WORDS:
             tree[leaf.section][leaf.name] = _WORDS[text.lower()]
         elif leaf.type is float and isinstance(text, (str, float)) and str(text).lower() in ("inf", "infinity", "nan"):
-            raise ConfigError(f"{leaf.section}.{leaf.name}: must be a number, not {text}")
+            raise ConfigError(f"{given[leaf.name]}: must be {leaf.wanted}")
     if replicas:
         tree["replicas"] = replicas
     try:
         settings = msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(_plain(str(error))) from None
+        # msgspec ends with the place: "... - at `$.listen.port`".
+        name = re.split(r"[.`\[]", str(error).partition(" - at `$.")[2] + "..")[1]
+        if name in known:
+            raise ConfigError(f"{given[name]}: must be {known[name].wanted}") from None
+        raise ConfigError("replicas: must be a list of URLs, as [http://gpu1:8000, http://gpu2:8000]") from None
     if not settings.replicas:
         raise ConfigError("no replicas given: warmroute serve http://gpu1:8000 http://gpu2:8000")
     seen: dict[str, str] = {}
@@ -401,12 +430,6 @@ def _from_file(path: Path) -> dict[str, Any]:
 def _hint(name: str, known: typing.Iterable[str], show: typing.Callable[[str], str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean `{show(close[0])}`?" if close else ""
-
-
-def _plain(message: str) -> str:
-    """The name of the setting first: msgspec ends with "- at `$.listen.port`"."""
-    what, _, where = message.partition(" - at `$.")
-    return f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}" if where else message
 
 
 def parse_url(url: str) -> Address:
@@ -466,7 +489,12 @@ def page() -> str:
             if leaf.default in (None, "")
             else f"`{str(leaf.default).lower() if isinstance(leaf.default, bool) else leaf.default}`"
         )
-        lines.append(f"| `{leaf.name}` | {default} | {leaf.text} |")
+        choices = (
+            f" One of {', '.join(f'`{each}`' for each in leaf.choices)}."
+            if leaf.choices and leaf.type is not bool
+            else ""
+        )
+        lines.append(f"| `{leaf.name}` | {default} | {leaf.text}{choices} |")
     return "\n".join(lines) + "\n"
 
 

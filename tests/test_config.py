@@ -30,10 +30,14 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("listen: 5", "`listen` must be a mapping"),
         ("[1]", "must hold a mapping"),
         ("a: [", "not YAML"),
-        ("listen: {port: 99999}", "listen.port: "),
-        ("listen: {port: many}", "listen.port: "),
-        ("choice: {policy: best}", "choice.policy: "),
-        ("replicas: 5", "replicas: "),
+        ("listen: {port: 99999}", "listen.port: must be a whole number from 0 to 65535"),
+        ("listen: {port: many}", "listen.port: must be a whole number from 0 to 65535"),
+        ("listen: {drain_seconds: .inf}", "listen.drain_seconds: must be a number of at least 0"),
+        ("fleet: {probe_seconds: 0}", "fleet.probe_seconds: must be a number above 0"),
+        ("listen: {show_choice: 5}", "listen.show_choice: must be true or false"),
+        ("choice: {policy: best}", "choice.policy: must be cost, round_robin or least_load"),
+        ("replicas: 5", "replicas: must be a list of URLs"),
+        ("replicas: [5]", "replicas: must be a list of URLs"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -48,6 +52,21 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, said: str) 
 def test_unknown_names_in_the_environment_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean `WARMROUTE_PORT`"):
         load(replicas=[URL], environ={"WARMROUTE_PROT": "1"})
+
+
+def test_a_wrong_value_is_told_with_where_it_came_from() -> None:
+    with pytest.raises(ConfigError, match=r"^WARMROUTE_PORT=abc: must be a whole number from 0 to 65535$"):
+        load(replicas=[URL], environ={"WARMROUTE_PORT": "abc"})
+    with pytest.raises(ConfigError, match=r"^--policy best: must be cost, round_robin or least_load$"):
+        load(replicas=[URL], environ={"WARMROUTE_POLICY": "cost"}, flags={"policy": "best"})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("yes", True), ("ON", True), ("true", True), ("1", True), ("no", False), ("off", False), ("0", False)],
+)
+def test_words_for_true_and_false(text: str, value: bool) -> None:
+    assert load(replicas=[URL], environ={"WARMROUTE_SHOW_CHOICE": text}).listen.show_choice is value
 
 
 @pytest.mark.parametrize(
