@@ -365,7 +365,8 @@ class Router:
             slowness.add_metric(label, self.rates.slowness(replica.name))
             record = self.feedback.of(replica.name)
             degraded.add_metric(label, float(record.cause is not None))
-            error.add_metric(label, record.error)
+            if record.compared:  # of an engine that tells nothing no error is known, least of all none
+                error.add_metric(label, record.error)
         yield from (ready, in_flight, decoding, blocks, degraded, error, slowness)
         if self.shared is not None:
             yield from _shared_metrics(self.shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -17,6 +18,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Up to an hour: a long context in a long queue is slow, and a histogram that ends at 10 s hides just that.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+
+
+_CREATED = re.compile(rb"(?:# (?:HELP|TYPE) )?warmroute_\w+_created[ {]")
 
 
 class ReplicaCounters:
@@ -76,7 +80,7 @@ class Telemetry:
         )
         self.delivered_tokens = Counter(
             "warmroute_delivered_cached_tokens",
-            "Cached tokens that replicas reported (usage.prompt_tokens_details).",
+            "Cached tokens that replicas reported; only engines with --enable-prompt-tokens-details do.",
             ["replica"],
             registry=self.registry,
         )
@@ -133,4 +137,6 @@ class Telemetry:
         self.registry.register(Live())
 
     def page(self) -> bytes:
-        return generate_latest(self.registry)
+        """The page for Prometheus, less the `_created` twin of each series: nobody asks for it, everybody stores it."""
+        page = generate_latest(self.registry)
+        return b"".join(line for line in page.splitlines(keepends=True) if not _CREATED.match(line))

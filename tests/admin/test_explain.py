@@ -140,3 +140,18 @@ async def test_the_command_prints_words_or_json(
     assert (status, len(err.strip().splitlines())) == (1, 1)
     body.unlink()
     assert (await run("--router", where))[0] == 1
+
+
+async def test_the_metrics_page_has_no_twins_and_no_error_of_engines_that_tell_nothing(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.fake())
+    page = router.telemetry.page()
+    assert b"_created" not in page
+    assert b'warmroute_requests_total{code="2xx",ending="complete"} 0.0' in page
+    name = router.fleet.ready()[0].name.encode()
+    assert b"warmroute_cache_routing_degraded" in page
+    assert b'warmroute_prediction_error{replica="%s"}' % name not in page
+    client = await fleet.openai(router)
+    model = next(iter(router.fleet.ready()[0].models))
+    for _ in range(2):
+        await client.completions.create(model=model, prompt="tide " * 200, max_tokens=1)
+    assert b'warmroute_prediction_error{replica="%s"} 0.0' % name in router.telemetry.page()
