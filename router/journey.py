@@ -217,7 +217,7 @@ class Journey:
         """Prefer others for a moment. One line when it begins: a replica that stays away is the probe's to tell of."""
         now = self._clock()
         if replica.shunned_until <= now:
-            log.warning("%s could not be reached: %s", replica.name, why)
+            log.warning("%s gave no answer: %s", replica.name, why)
         replica.shunned_until = now + SHUN_SECONDS
 
     async def explain(self, path: str, body: bytes) -> Explanation:

@@ -34,9 +34,9 @@ REPLAYS_FOR_A_GAP = 3
 class State(Enum):
     """How far an engine's events can be trusted."""
 
-    JOINING = "not heard yet"
+    JOINING = "connecting"
     LIVE = "live"
-    UNPROVEN = "no name proven yet"
+    UNPROVEN = "connected, waiting for a first block to prove the hashes by"
     LOST = "history lost"
     SILENT = "silent"
     UNUSABLE = "of no use"
