@@ -18,7 +18,7 @@ from router.config import leaves
 from router.prompt.blocks import ALGORITHMS
 
 _INTERRUPTED = 128 + signal.SIGINT
-POLICIES: tuple[str, ...] = next(typing.get_args(leaf.type) for leaf in leaves() if leaf.name == "policy")
+POLICIES = next(leaf.choices for leaf in leaves() if leaf.name == "policy")
 
 T = typing.TypeVar("T")
 _REFUSED = (StartError, demo.PortTakenError, SettingsError, ModelError, BudgetError, OSError, ValueError)
