@@ -29,7 +29,7 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows a default only where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, ""):
+        if action.default is None or action.default is False or action.default == "":
             return action.help
         return super()._get_help_string(action)
 

@@ -113,6 +113,8 @@ def test_help_shows_only_defaults_that_say_something() -> None:
         for noise in ("(default: None)", "(default: False)", "(default: )", "==SUPPRESS=="):
             assert noise not in " ".join(text.split())
     assert "(default: 4)" in " ".join(shown["hit-rate"].split())
+    # 0 is a default that says something.
+    assert "of the workload (default: 0)" in " ".join(shown["demo"].split())
 
 
 def test_every_command_but_the_demo_takes_the_common_flags() -> None:
