@@ -30,7 +30,7 @@ PER_DECODE = 0.05
 PLACEMENT_TOKENS = 4000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each replica and request, and freezing costs most of that
 class Candidate:
     """One replica, as the request would find it. Tokens, ms."""
 
@@ -53,7 +53,7 @@ class Candidate:
         return sum(self.cached)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each replica and request, and freezing costs most of that
 class Price:
     """The terms of one replica's cost, ms."""
 

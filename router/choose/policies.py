@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from router.fleet.rates import Rates
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each replica and request, and freezing costs most of that
 class Decision:
     """The chosen candidate's place among those weighed, the reason in words, and all candidates with their prices."""
 

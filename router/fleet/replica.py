@@ -19,6 +19,7 @@ STALE_SECONDS = 5.0
 # After a failed connection other replicas are preferred this long; the next probe settles it sooner.
 SHUN_SECONDS = 1.0
 DEFAULT_BLOCK_SIZE = 16
+UNTOLD = CacheConfig()
 DEFAULT_ALGORITHM = "sha256"
 
 
@@ -67,7 +68,7 @@ class Replica:
 
     @property
     def cache(self) -> CacheConfig:
-        return self.metrics.cache or CacheConfig()
+        return self.metrics.cache or UNTOLD
 
     @property
     def block_size(self) -> int:
