@@ -29,14 +29,16 @@ class Residency:
     `capacity`: blocks, the engine's num_gpu_blocks - 1 (one is its null block). Memory: about 100 bytes a block.
     """
 
-    __slots__ = ("_held", "_unnamed", "capacity")
+    __slots__ = ("_held", "_records", "_unnamed", "capacity")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"a replica holds at least one block, not {capacity}")
         self.capacity = capacity
-        # key -> how requests ended here or went on. Oldest first.
+        # key -> how requests ended here or went on (the low two bits), and the record that touched it last (the rest).
+        # Oldest first.
         self._held: dict[int, int] = {}
+        self._records = 0
         self._unnamed = 0  # the last of the numbers that stand for blocks of no known name: below all hashes
 
     def __len__(self) -> int:
@@ -61,7 +63,7 @@ class Residency:
 
     def ends_a_turn(self, key: int) -> bool:
         """Whether one request was answered in this block and nothing went on from it: a conversation waits here."""
-        return self._held.get(key) == ENDED
+        return self._held.get(key, OPEN) & 3 == ENDED
 
     def record(self, keys: Sequence[int], *, ended: bool = False, beyond: int = 0, partial: bool = False) -> None:
         """A request with these blocks was given to the replica: they are held now, and the most recently used.
@@ -71,23 +73,25 @@ class Residency:
         there is a last block that is not full. It is never found again, but takes room until the request is over.
         """
         held = self._held
+        self._records += 1
+        stamp = self._records << 2
         room = max(1, self.capacity - partial)
         keys = keys[:room]
         for _ in range(min(beyond, room - len(keys))):
             self._unnamed -= 1
-            held[self._unnamed] = SHARED
+            held[self._unnamed] = stamp | SHARED
         if not keys:
             self._evict(room)
             return
-        state = held.pop(keys[-1], OPEN)
+        state = held.pop(keys[-1], OPEN) & 3
         if ended:
             # Two turns that end in one block are two conversations, or too short to tell from one another.
             state = ENDED if state == OPEN else SHARED
-        held[keys[-1]] = state
+        held[keys[-1]] = stamp | state
         for key in keys[-2::-1]:
             # A block of the answer itself: a next turn whose text tokenizes differently may part from it in its midst.
-            own = held.pop(key, OPEN) == OPEN
-            held[key] = ENDED if ended and own else SHARED
+            own = held.pop(key, OPEN) & 3 == OPEN
+            held[key] = stamp | (ENDED if ended and own else SHARED)
         self._evict(room)
 
     def presume(self, keys: Iterable[int]) -> None:
@@ -99,9 +103,19 @@ class Residency:
         self.resize(self.capacity)
 
     def forget(self, keys: Sequence[int]) -> None:
-        """These blocks, a suffix of a chain, were not computed after all."""
-        for key in keys:
-            self._held.pop(key, None)
+        """These blocks, the end of a chain and all that its request added, were not computed after all.
+
+        What another request has recorded since, and so waits for, stays: taking it would leave a hole before that one's
+        own blocks.
+        """
+        held = self._held
+        if not keys or held.get(keys[-1], OPEN) & 3 == SHARED:
+            return
+        stamp = held.get(keys[-1], -1) >> 2
+        for key in reversed(keys):
+            if held.get(key, stamp << 2) >> 2 != stamp:
+                break
+            held.pop(key, None)
 
     def resize(self, capacity: int) -> None:
         """The engine told its pool. The oldest go if it is smaller than was presumed."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.index.memory import Index, Match
@@ -99,6 +99,41 @@ def test_what_is_held_is_closed_under_prefixes_and_bounded(
     keys = keys_of(probe)
     walked = next((i for i, key in enumerate(keys) if key not in held), len(keys))
     assert cache.depth(keys) == walked
+
+
+def test_what_a_sibling_recorded_since_is_not_forgotten() -> None:
+    cache = Residency(100)
+    cache.record([1, 2, 3, 4])
+    cache.record([1, 2, 3, 9, 10])
+    cache.forget([3, 4])  # the first was refused: only its own tail goes
+    assert (cache.depth([1, 2, 3, 4]), cache.depth([1, 2, 3, 9, 10])) == (3, 5)
+    cache.forget([9, 10])
+    assert cache.depth([1, 2, 3, 9, 10]) == 3
+    cache.forget([])
+    cache.forget([77])
+    assert len(cache) == 3
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(st.tuples(paths, st.sampled_from(["record", "answer", "forget"]), st.integers(0, 9)), max_size=40), paths
+)
+def test_forgetting_leaves_no_hole(steps: list[tuple[list[int], str, int]], probe: list[int]) -> None:
+    cache = Residency(1000)
+    added: list[list[int]] = []
+    for path, what, which in steps:
+        keys = keys_of(path)
+        if what == "forget" and added:
+            cache.forget(added.pop(which % len(added)))
+        else:
+            added.append(keys[cache.depth(keys) :])
+            cache.record(keys, ended=what == "answer")
+    held = cache._held
+    for key in held:
+        parent = (key - 1) // 3
+        assert parent <= 1 or parent in held
+    keys = keys_of(probe)
+    assert cache.depth(keys) == next((i for i, key in enumerate(keys) if key not in held), len(keys))
 
 
 def test_the_index_knows_replicas_by_name() -> None:
