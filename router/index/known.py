@@ -104,7 +104,7 @@ class Known:
         for key in gone:
             self._turns.pop(key, None)
         if self._presumed is not None:
-            self._presumed.forget([key for key in keys if not any(key in held for held in groups)])
+            self._presumed.drop(key for key in keys if not any(key in held for held in groups))
         return [key for key in gone if not self.holds(key)]
 
     def holds(self, key: int) -> bool:

@@ -117,6 +117,11 @@ class Residency:
                 break
             held.pop(key, None)
 
+    def drop(self, keys: Iterable[int]) -> None:
+        """The engine says that it holds these no more."""
+        for key in keys:
+            self._held.pop(key, None)
+
     def resize(self, capacity: int) -> None:
         """The engine told its pool. The oldest go if it is smaller than was presumed."""
         self.capacity = capacity
