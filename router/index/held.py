@@ -16,6 +16,8 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from router.index.gallop import leading
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -113,20 +115,9 @@ class Held:
     def depth(self, keys: Sequence[int]) -> int:
         """How many leading blocks of a chain are held, exactly. O(log n) look-ups while there is no hole."""
         parents = self._parents
-        low, high = 0, len(keys)
-        step = 1
-        while low + step <= high and keys[low + step - 1] in parents:
-            low += step
-            step *= 2
-        high = min(high, low + step - 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] in parents:
-                low = middle
-            else:
-                high = middle - 1
+        low = leading(keys, parents)
         if self._holes and low:
-            leading = keys[:low]
-            if not self._holes.keys().isdisjoint(leading):
-                return sum(1 for _ in takewhile(parents.__contains__, leading))
+            found = keys[:low]
+            if not self._holes.keys().isdisjoint(found):
+                return sum(1 for _ in takewhile(parents.__contains__, found))
         return low

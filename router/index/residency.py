@@ -11,6 +11,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from router.index.gallop import leading
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -46,20 +48,7 @@ class Residency:
 
     def depth(self, keys: Sequence[int]) -> int:
         """How many leading blocks of a chain are held. Gallops, then bisects: O(log n) look-ups."""
-        held = self._held
-        low, high = 0, len(keys)  # keys[:low] are held; keys[high] is not, where there is one
-        step = 1
-        while low + step <= high and keys[low + step - 1] in held:
-            low += step
-            step *= 2
-        high = min(high, low + step - 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] in held:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return leading(keys, self._held)
 
     def ends_a_turn(self, key: int) -> bool:
         """Whether one request was answered in this block and nothing went on from it: a conversation waits here."""
