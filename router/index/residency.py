@@ -72,7 +72,10 @@ class Residency:
         if not keys:
             self._evict(room)
             return
-        state = held.pop(keys[-1], OPEN) & 3
+        before = held.pop(keys[-1], None)
+        state = OPEN if before is None else before & 3
+        if before is not None and state == OPEN and not ended:
+            state = SHARED  # several wait here, and none of them may take it back
         if ended:
             # Two turns that end in one block are two conversations, or too short to tell from one another.
             state = ENDED if state == OPEN else SHARED
@@ -98,7 +101,7 @@ class Residency:
         own blocks.
         """
         held = self._held
-        if not keys or held.get(keys[-1], OPEN) & 3 == SHARED:
+        if not keys or held.get(keys[-1], OPEN) & 3 != OPEN:  # it was answered, or others wait here too
             return
         stamp = held.get(keys[-1], -1) >> 2
         for key in reversed(keys):
