@@ -32,6 +32,15 @@ class State(Enum):
     SILENT = "silent"  # it takes connections and says nothing: used only where there is nothing better
 
 
+class Role(Enum):
+    """What part of a request a replica may be given. One that decodes also takes whole requests: an engine that loads
+    KV from others computes it as well."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """One entry of /v1/models."""
@@ -49,6 +58,7 @@ class Replica:
     name: str
     address: Address
     state: State = State.UNSEEN
+    role: Role = Role.BOTH
     why: str = ""
     """Why it is not ready, for people."""
     models: dict[str, Card] = field(default_factory=dict)
@@ -85,6 +95,16 @@ class Replica:
     def alignment(self) -> int:
         """Its hits end at multiples of so many tokens."""
         return self.cache.alignment or self.block_size
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it may compute a prompt that another decodes."""
+        return self.role is not Role.DECODE
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it may answer, be the prompt computed there or elsewhere."""
+        return self.role is not Role.PREFILL
 
     def serves(self, model: str | None) -> bool:
         return model is None or model in self.models

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.config import Address
-from router.fleet.replica import STALE_SECONDS, Replica
+from router.fleet.replica import STALE_SECONDS, Replica, Role
 from router.fleet.scrape import Metrics
 
 
@@ -56,3 +58,13 @@ def test_a_restart_forgets_what_was_read() -> None:
         replica.scraped(Metrics(running=4.0), now)
     replica.restarted()
     assert replica.strangers(2.0) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("role", "prefills", "decodes"),
+    [(Role.BOTH, True, True), (Role.PREFILL, True, False), (Role.DECODE, False, True)],
+)
+def test_what_a_role_may_be_given(role: Role, prefills: bool, decodes: bool) -> None:
+    replica = Replica("a", Address("a", 1, False, ""), role=role)
+    assert (replica.prefills, replica.decodes) == (prefills, decodes)
+    assert Replica("b", Address("b", 1, False, "")).role is Role.BOTH
