@@ -35,9 +35,11 @@ from router.index.shared_codec import Others
 from router.index.shared_embedded import Embedded
 from router.index.shared_index import ToldIndex
 from router.index.shared_link import parse_targets, read_password, tls_context
-from router.journey import Journey, tell
+from router.journey import Journey
+from router.learning import tell
 from router.prompt.readers import Readers
 from router.prompt.tokens import TokenizerError
+from router.reading import Reading
 from router.telemetry import Telemetry
 from router.wire.attempts import Patience
 from router.wire.front import Door, Limits
@@ -127,10 +129,12 @@ class Router:
             )
         if self._embedded is not None:
             self._targets[:] = [await self._stack.enter_async_context(self._embedded)]
+        reading = Reading(self.fleet, self.readers, settings.prompt.hash_seed)
+        self._stack.callback(reading.close)
         journey = Journey(
             fleet=self.fleet,
             pools=self._pools,
-            readers=self.readers,
+            reading=reading,
             dispatch=Dispatch(
                 self.index, self.rates, policy(settings.choice.policy, tie_band_ms=settings.choice.tie_band_ms)
             ),
@@ -138,11 +142,9 @@ class Router:
             telemetry=self.telemetry,
             patience=Patience(fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds),
             max_attempts=fleet.max_attempts,
-            hash_seed=settings.prompt.hash_seed,
             show_choice=listen.show_choice,
             shared=self.shared,
         )
-        self._stack.callback(journey.close)
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
         sys.setswitchinterval(SWITCH_SECONDS)
         own = Own(journey.serve, missing=self._missing, metrics=self.telemetry.page)

@@ -1,0 +1,99 @@
+"""What a request's answer teaches: what is cached there now, how fast it was, whether the prediction held."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from router.choose.dispatch import Dispatch
+    from router.index.feedback import Change, Feedback
+    from router.leg import Leg
+    from router.prompt.reader import Reader
+    from router.reading import Reading
+    from router.telemetry import Telemetry
+    from router.wire.stream import Answer
+
+log = logging.getLogger("warmroute.learning")
+
+
+class Learning:
+    """Tells the index, the rates, the feedback and the metrics what was seen of answers."""
+
+    def __init__(
+        self,
+        *,
+        reading: Reading,
+        dispatch: Dispatch,
+        feedback: Feedback,
+        telemetry: Telemetry,
+        load_changed: Callable[[], None],
+    ) -> None:
+        self._reading = reading
+        self._dispatch = dispatch
+        self._feedback = feedback
+        self._telemetry = telemetry
+        self._load_changed = load_changed
+        self._clock = asyncio.get_running_loop().time
+
+    def first_token(self, leg: Leg) -> None:
+        """The first byte of a streamed answer: the engine is through with the prefill."""
+        now, placement = self._clock(), leg.placement
+        self._dispatch.first_token(now, placement)
+        self._load_changed()
+        self._telemetry.replica(placement.replica.name).ttft.observe(now - placement.chosen_at)
+
+    def answered(self, leg: Leg) -> None:
+        """The answer is whole: its blocks are cached too, and the engine may have told what it had."""
+        answer = leg.answer()
+        if answer is None or answer.failed:
+            return
+        name = leg.placement.replica.name
+        if answer.cached_tokens is not None:
+            self._telemetry.replica(name).delivered_tokens.inc(answer.cached_tokens)
+        if answer.completion_tokens is not None:
+            self._telemetry.replica(name).completion_tokens.inc(answer.completion_tokens)
+        ask, reader = leg.prompt.ask, leg.prompt.reader
+        if reader is None or not leg.prompt.prompts:
+            return
+        changed = self._feedback.answered(
+            name,
+            exact=reader.exact and not ask.inexact,
+            tokens=sum(leg.prompt.tokens),
+            predicted=leg.placement.decision.candidate.hit,
+            prompt_tokens=answer.prompt_tokens,
+            cached=answer.cached_tokens,
+        )
+        if changed is not None:
+            tell(changed)
+        chains = self._reading.chains(leg.prompt, leg.placement.replica)
+        beyond = 0
+        if len(chains) == 1 and ask.n == 1:
+            (chain,) = chains
+            generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
+            if generated and not _altered(reader, answer, len(generated)):
+                chains = [chain.extend(generated)]
+            elif answer.completion_tokens is not None:
+                # The last token is sampled, but never computed.
+                computed = chain.length + (answer.completion_tokens - 1) * reader.units_per_token
+                beyond = max(0, computed // chain.block_size - len(chain.keys))
+        self._dispatch.answered(leg.placement, chains, beyond=beyond)
+
+
+def tell(change: Change) -> None:
+    """One log line for a replica whose cache routing became degraded, or healed."""
+    if change.cause is None:
+        log.info("%s: cache routing is sound again", change.replica)
+    else:
+        log.warning("%s: cache routing is degraded: %s", change.replica, change.cause)
+
+
+def _altered(reader: Reader, answer: Answer, tokens: int) -> bool:
+    """Whether the answer's text, tokenized again, has another length than the engine generated: then the blocks that
+    the engine holds are not those of the text, and the next turn will not find them."""
+    if not reader.exact or answer.token_ids is not None or answer.completion_tokens is None:
+        return False
+    return tokens != answer.completion_tokens - 1

@@ -1,0 +1,82 @@
+"""One request at one replica, as the wire sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from router.choose.dispatch import Placement
+    from router.reading import Prompt
+    from router.wire.http import Head, Headers, Request
+
+RANK_HEADER = b"X-data-parallel-rank"
+
+
+def asked_rank(request: Request) -> int | None:
+    """The data-parallel rank that the client asks for (vLLM reads X-data-parallel-rank)."""
+    value = request.header(RANK_HEADER.lower())
+    return int(value) if value is not None and value.isdigit() and len(value) < 6 else None
+
+
+class Leg:
+    """One request at one replica, as the wire sees it (an `Observer`): what to add to its answer, what that says."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        placement: Placement,
+        first_token: Callable[[Leg], None],
+        *,
+        show_choice: bool,
+        rank_given: bool,
+    ) -> None:
+        self.prompt = prompt
+        self._rank_given = rank_given
+        self.placement = placement
+        self.may_retry: Callable[[int], bool] = lambda _: False
+        self._first_token = first_token
+        self._show_choice = show_choice
+        self._watch: Watch | None = None
+        self._streamed = False
+        self._begun = FirstEvent()
+        self._clock = asyncio.get_running_loop().time
+
+    def added(self) -> Headers:
+        """Headers for the replica: the rank that was chosen, unless the client itself named one."""
+        rank = self.placement.decision.candidate.rank
+        return [] if rank is None or self._rank_given else [(RANK_HEADER, b"%d" % rank)]
+
+    def retries(self, status: int) -> bool:
+        return self.may_retry(status)
+
+    def answering(self, head: Head) -> Headers:
+        kind = (head.header(b"content-type") or b"").lower()
+        stream = kind.startswith(b"text/event-stream")
+        self._streamed = stream and head.status == 200
+        if head.status == 200 and self.prompt.ask.kind != "other" and head.header(b"content-encoding") is None:
+            if stream:
+                self._watch = EventWatch()
+            elif kind.startswith(b"application/json"):
+                self._watch = JsonWatch()
+        if not self._show_choice:
+            return []
+        return [
+            (b"x-warmroute-replica", self.placement.replica.name.encode("latin-1")),
+            (b"x-warmroute-predicted-tokens", b"%d" % self.placement.decision.candidate.hit),
+        ]
+
+    def feed(self, piece: bytes) -> None:
+        self.placement.replica.heard_at = self._clock()
+        if self._streamed and self._begun.by(piece):
+            self._streamed = False
+            self._first_token(self)
+        if self._watch is not None:
+            self._watch.feed(piece)
+
+    def answer(self) -> Answer | None:
+        return self._watch.answer() if self._watch is not None else None

@@ -1,0 +1,181 @@
+"""What does a request's prompt look like to each engine? Its tokens, and its blocks as each replica hashes them.
+
+Short prompts are read at once. Long ones are read in a thread, so that no stream waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from router.prompt.blocks import NO_EXTRA, Chain, Extra
+from router.prompt.hashing import Hashing
+from router.prompt.reader import PromptError, Reader
+from router.prompt.request import Ask, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from router.fleet.discovery import Fleet
+    from router.fleet.replica import Replica
+    from router.prompt.blocks import ByteHasher, Hasher
+    from router.prompt.memo import Row
+    from router.prompt.readers import Readers
+
+log = logging.getLogger("warmroute.reading")
+
+# What is new in a body, above this, is read in a thread: 100,000 new tokens take as long as hundreds of stream chunks.
+READ_ASIDE_BYTES = 32 * 1024
+# Answers are taken to be this long where the request sets no bound.
+USUAL_ANSWER_TOKENS = 256
+# More answers than this to one prompt are an engine's to refuse; they are not to distort the books meanwhile.
+MAX_N = 128
+# Routes that generate text though their prompts are not read; of what others do, only the body's size is known.
+GENERATING = ("/responses", "/messages", "/generate")
+USUAL_PROMPT_TOKENS = 4096
+# What a prompt that could not be read is taken to weigh, in bytes of body per token.
+BODY_BYTES_PER_TOKEN = 4
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What was read of a request. `prompts` is empty where only load can guide its routing."""
+
+    ask: Ask
+    reader: Reader | None = None
+    prompts: list[Row] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """The length of each prompt, in tokens."""
+    unread: str | None = None
+    """Why only load can guide its routing, if so."""
+    answer_tokens: int = 0
+    """What is expected to be generated."""
+    chains: dict[tuple[int, Hashing | None, Extra], list[Chain]] = field(default_factory=dict)
+    """The prompts' blocks, for each way in which replicas hash them."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the request is to an engine: one for each prompt and answer."""
+        return max(1, len(self.prompts)) * min(self.ask.n, MAX_N)
+
+
+class Reading:
+    """Reads prompts for a fleet, each as the engines will see it."""
+
+    def __init__(self, fleet: Fleet, readers: Readers, hash_seed: str | None) -> None:
+        self._fleet = fleet
+        self._readers = readers
+        self._hash_seed = hash_seed
+        self._hashers: dict[tuple[bool, str, str | None], Hasher | ByteHasher] = {}
+        self._surprises: set[str] = set()
+        # One for a prompt that takes long, one for those behind it. With more, the event loop would wait for its turn
+        # among all of them.
+        self._threads = ThreadPoolExecutor(2, "read")
+
+    async def aside(self, size: int, work: Callable[[], T]) -> T:
+        """Do work over so many new bytes: at once if it is short, else in a thread."""
+        if size <= READ_ASIDE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """End the threads that read long prompts."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def ask(self, path: str, body: bytes) -> tuple[Ask, int]:
+        """What a request asks for, and how many bytes of its body are new."""
+        beginning = self._readers.beginning(path, body)
+        known = beginning.known if beginning is not None else None
+        size = len(body) - (known.end if known is not None else 0)
+        return await self.aside(size, lambda: read(path, body, beginning)), size
+
+    def prompt(self, ask: Ask, path: str, body_bytes: int) -> Prompt:
+        """The prompts of a request and their blocks. What cannot be read is routed by load, never refused: the engine
+        is the judge of bodies."""
+        prompt = Prompt(ask)
+        if ask.kind != "other" or path.endswith(GENERATING):
+            prompt.answer_tokens = min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * min(ask.n, MAX_N)
+        if ask.kind == "other":
+            return self._unread(prompt, body_bytes, "its route has no prompt")
+        replicas = self._fleet.able(ask.model)
+        if not replicas:
+            return self._unread(prompt, body_bytes, "no replica serves its model")
+        prompt.reader = self._readers[self._base(replicas[0], ask.model)]
+        try:
+            prompt.prompts = prompt.reader.rows(ask)
+            for replica in replicas:
+                self.chains(prompt, replica)
+            per_token = prompt.reader.units_per_token
+            prompt.tokens = [len(each) // per_token for each in prompt.prompts]
+        except PromptError:
+            return self._unread(prompt, body_bytes, "its prompt cannot be read")
+        except Exception as error:
+            # Whatever a client managed to break here, its request still goes through.
+            if (kind := type(error).__name__) not in self._surprises:
+                self._surprises.add(kind)
+                log.exception("a prompt could not be read; the next ones that fail like this are only counted")
+            return self._unread(prompt, body_bytes, "reading its prompt failed")
+        return prompt
+
+    def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> Prompt:
+        prompt.unread = why
+        prompt.prompts = []
+        prompt.tokens = [min(body_bytes // BODY_BYTES_PER_TOKEN, self._longest(prompt.ask.model))]
+        return prompt
+
+    def _longest(self, model: str | None) -> int:
+        """The longest prompt that a model takes, in tokens: images and uploads are not as long as their bodies."""
+        lengths = [
+            card.max_model_len
+            for replica in self._fleet.able(model)
+            for card in replica.models.values()
+            if card.max_model_len is not None and (model is None or model == card.id)
+        ]
+        return max(lengths, default=USUAL_PROMPT_TOKENS)
+
+    def chains(self, prompt: Prompt, replica: Replica) -> list[Chain]:
+        """The prompts' blocks as this replica hashes them; computed once for each way of hashing."""
+        reader = prompt.reader
+        if reader is None or not prompt.prompts:
+            return []
+        extra = self._extra(replica, prompt.ask)
+        hashing = self._hashing(replica)
+        if not hashing.tagged and extra is not NO_EXTRA:
+            extra = replace(extra, tagged=False)
+        view = (replica.block_size, hashing if reader.exact else None, extra)
+        chains = prompt.chains.get(view)
+        if chains is None:
+            hasher = self._hasher(reader, hashing)
+            size = reader.block_tokens(replica.block_size)
+            chains = prompt.chains[view] = [each.chain(hasher, size, extra) for each in prompt.prompts]
+        return chains
+
+    def _hashing(self, replica: Replica) -> Hashing:
+        """How a replica names its blocks: as its KV events prove it, else as it is likely."""
+        return replica.hashing or Hashing(replica.algorithm, self._hash_seed)
+
+    def _hasher(self, reader: Reader, hashing: Hashing) -> Hasher | ByteHasher:
+        key = (reader.exact, hashing.algorithm, hashing.seed)
+        hasher = self._hashers.get(key)
+        if hasher is None:
+            hasher = self._hashers[key] = reader.hasher(hashing.algorithm, hashing.seed)
+        return hasher
+
+    @staticmethod
+    def _base(replica: Replica, model: str | None) -> str:
+        """The base model that a name stands for at a replica."""
+        card = replica.models.get(model) if model is not None else next(iter(replica.models.values()), None)
+        if card is None:
+            return model or ""
+        return card.parent or card.id
+
+    @staticmethod
+    def _extra(replica: Replica, ask: Ask) -> Extra:
+        card = replica.models.get(ask.model) if ask.model is not None else None
+        if card is not None and card.parent is not None:
+            return Extra(lora_name=card.id, lora_path=card.root, cache_salt=ask.cache_salt)
+        return Extra(cache_salt=ask.cache_salt) if ask.cache_salt else NO_EXTRA
