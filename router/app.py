@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -22,6 +21,7 @@ from router.admin.api import application
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
 from router.config import ConfigError, Settings
+from router.credentials import Credentials
 from router.feeds import Feeds
 from router.fleet.discovery import Fleet
 from router.fleet.probe import Probe
@@ -75,13 +75,14 @@ class Router:
             self.readers = Readers(settings.prompt.tokenizer, settings.prompt.prompt_memory_bytes)
         except TokenizerError as error:
             raise ConfigError(f"--tokenizer {settings.prompt.tokenizer}: {error}") from None
-        self._probe_headers: dict[str, str] = {}
-        if (key := _secret("--api-key-file", settings.fleet.api_key_file)) is not None:
-            self._probe_headers["Authorization"] = f"Bearer {key}"
+        self._credentials = Credentials.read(settings)
         if settings.listen.port == settings.admin.admin_port > 0:
             raise ConfigError(f"--port and --admin-port are both {settings.listen.port}")
-        self._admin_token = _secret("--admin-token-file", settings.admin.admin_token_file)
-        if self._admin_token is None and settings.admin.admin_port >= 0 and not _loopback(settings.admin.admin_host):
+        if (
+            self._credentials.admin_token is None
+            and settings.admin.admin_port >= 0
+            and not _loopback(settings.admin.admin_host)
+        ):
             raise ConfigError(
                 f"--admin-host {settings.admin.admin_host} is not loopback: name a token with --admin-token-file"
             )
@@ -144,6 +145,7 @@ class Router:
             max_attempts=fleet.max_attempts,
             show_choice=listen.show_choice,
             shared=self.shared,
+            replica_headers=self._credentials.request_headers,
         )
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -159,6 +161,7 @@ class Router:
             idle_seconds=listen.keep_alive_seconds,
         )
         self.door = Door(own.serve, limits, functools.partial(self.telemetry.request, "refused"))
+        self.door.keys = self._credentials.clients
         # From here on clients can connect; they are let in once it is known who is there to serve them.
         listening = _listen(listen.host, listen.port)
         self._stack.callback(listening.close)
@@ -175,7 +178,7 @@ class Router:
             hash_seed=settings.prompt.hash_seed,
             max_blocks=settings.choice.max_pool_blocks,
             timeout_seconds=fleet.probe_timeout_seconds,
-            headers=self._probe_headers,
+            headers=self._credentials.probe_headers,
         )
         self._stack.push_async_callback(self.feeds.close)
         self._probes = [
@@ -184,7 +187,7 @@ class Router:
                 session,
                 every_seconds=fleet.probe_seconds,
                 timeout_seconds=fleet.probe_timeout_seconds,
-                headers=self._probe_headers,
+                headers=self._credentials.probe_headers,
                 ready=self._ready,
                 restarted=self._restarted,
                 sized=self._sized,
@@ -222,7 +225,7 @@ class Router:
         settings = self.settings
         runner = web.AppRunner(
             application(
-                token=self._admin_token,
+                token=self._credentials.admin_token,
                 explain=journey.explain,
                 replicas=self._replicas,
                 max_body_bytes=settings.listen.max_body_bytes,
@@ -538,19 +541,6 @@ def _reason(error: OSError) -> str:
     """The system's words for an error, without what libraries wrap around them."""
     known = error.errno is not None and error.errno > 0
     return (os.strerror(error.errno) if known else error.strerror or str(error)).lower()  # type: ignore[arg-type]
-
-
-def _secret(flag: str, path: str) -> str | None:
-    """The secret in a file that a setting names; None where it names none."""
-    if not path:
-        return None
-    try:
-        text = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
-    if not text:
-        raise ConfigError(f"{flag} {path}: the file is empty")
-    return text
 
 
 def _loopback(host: str) -> bool:

@@ -92,6 +92,13 @@ class Listen(Section, frozen=True):
             "need a moment to look elsewhere.",
         ),
     ] = 2.0
+    client_keys_file: Annotated[
+        str,
+        Meta(
+            description="File of the clients' API keys, one on each line, as it is or as NAME:SHA256. Who has none is "
+            "told 401; a key ends here and is not passed on. Unset: all may enter, and keys are the replicas' to judge."
+        ),
+    ] = ""
     show_choice: Annotated[
         bool,
         Meta(description="Add x-warmroute-replica and x-warmroute-predicted-tokens to answers."),
@@ -127,7 +134,10 @@ class Fleet(Section, frozen=True):
     ] = 3
     api_key_file: Annotated[
         str,
-        Meta(description="File with the key for the router's own questions to replicas. Clients' keys pass through."),
+        Meta(
+            description="File with the key that replicas ask for (--api-key): for the router's own questions and, with "
+            "`client_keys_file`, for requests of clients, whose own keys end here. Without that, theirs pass through."
+        ),
     ] = ""
 
 

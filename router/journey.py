@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from router.telemetry import Telemetry
     from router.wire.errors import Refusal
     from router.wire.front import Front
-    from router.wire.http import Request
+    from router.wire.http import Headers, Request
     from router.wire.upstream import Pool
 
 log = logging.getLogger("warmroute.journey")
@@ -69,7 +69,9 @@ class Journey:
         max_attempts: int,
         show_choice: bool,
         shared: Shared | None = None,
+        replica_headers: Headers | None = None,
     ) -> None:
+        """`replica_headers`: what each request carries to a replica beside the client's own headers."""
         self._fleet = fleet
         self._pools = pools
         self._reading = reading
@@ -80,6 +82,7 @@ class Journey:
         self._max_attempts = max_attempts
         self._show_choice = show_choice
         self._shared = shared
+        self.replica_headers: Headers = replica_headers or []
         self._learning = Learning(
             reading=reading,
             dispatch=dispatch,
@@ -136,7 +139,8 @@ class Journey:
             leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
             patience = Patience(max(0.001, deadline - self._clock()), self._patience.idle)
             try:
-                last = await Attempt(client, request, leg, patience, leg.added()).run(self._pools[replica.name], body)
+                added = [*leg.added(), *self.replica_headers]
+                last = await Attempt(client, request, leg, patience, added).run(self._pools[replica.name], body)
             except asyncio.CancelledError:
                 self._dispatch.left(self._clock(), leg.placement)
                 raise

@@ -33,6 +33,8 @@ class Refusal:
         ]
         if self.retry_after is not None:
             lines.append(f"Retry-After: {self.retry_after}")
+        if self.status == 401:
+            lines.append("WWW-Authenticate: Bearer")  # RFC 9110 11.6.1 asks for it
         if close:
             lines.append("Connection: close")
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -41,6 +43,19 @@ class Refusal:
     def event(self) -> bytes:
         """The same as the last event of a stream that had begun: no [DONE] follows, since nothing was done."""
         return b"data: " + self.body + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Unauthorized(Refusal):
+    """In the words of vLLM's own check of keys, which are not shaped like its other errors."""
+
+    @property
+    def body(self) -> bytes:
+        return b'{"error":"Unauthorized"}'
+
+
+def unauthorized() -> Refusal:
+    return Unauthorized(401, "AuthenticationError", "Unauthorized")
 
 
 def bad_request(what: str) -> Refusal:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from router.wire.errors import Refusal
+    from router.wire.keys import Keys
 
 log = logging.getLogger("warmroute.front")
 
@@ -70,6 +71,8 @@ class Door:
     limits: Limits
     refused: Callable[[int], None] = lambda _: None
     """Told the status of what was refused before it was a request."""
+    keys: Keys | None = None
+    """Those who may enter; None lets in everybody."""
     connections: set[Front] = field(default_factory=set)
     held_bytes: int = 0
     closing: bool = False
@@ -104,6 +107,7 @@ class Front(asyncio.Protocol):
         "_head_size",
         "_headers",
         "_in_body",
+        "_key",
         "_lingering",
         "_loop",
         "_overhead",
@@ -135,6 +139,7 @@ class Front(asyncio.Protocol):
         self._ahead = bytearray()
         self._target = b""
         self._headers: Headers = []
+        self._key = ""
         self._body: list[bytes] = []
         self._body_size = 0
         self._head_seen = 0  # bytes fed since the last message's end
@@ -290,6 +295,9 @@ class Front(asyncio.Protocol):
         if self._refusal is not None:
             return
         self._body_since = self._loop.time()
+        if self._door.keys is not None and not self._admitted(self._door.keys):
+            self._refusal = errors.unauthorized()
+            return
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             self._refusal = errors.bad_request("the version is neither 1.0 nor 1.1")
@@ -305,6 +313,13 @@ class Front(asyncio.Protocol):
             self._refusal = errors.out_of_memory(limits.buffered_bytes)
         elif expects and version == "1.1" and self._transport is not None and self._task is None and not self._ready:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _admitted(self, keys: Keys) -> bool:
+        """Judged before the body has come: strangers hold no memory."""
+        admitted = keys.admit(self._parser.get_method(), self._target, self._headers)
+        if admitted is not None:
+            self._key, self._headers = admitted
+        return admitted is not None
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
@@ -342,6 +357,7 @@ class Front(asyncio.Protocol):
                 body=body,
                 http11=self._parser.get_http_version() == "1.1",
                 keep_alive=self._parser.should_keep_alive(),
+                key=self._key,
             )
         )
         self._body = []

@@ -38,6 +38,8 @@ class Request:
     body: bytes
     http11: bool
     keep_alive: bool
+    key: str = ""
+    """The name of the client's API key, where keys are asked for."""
 
     @property
     def path(self) -> str:
