@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # (The best of a grid in simulation over Mooncake's traces, 8 to 16 replicas.)
 OVERHEAD = 0.2
 PER_DECODE = 0.05
+# A decoded token keeps an engine about as busy as this many prefilled ones do, in a well-filled batch.
+DECODE_WEIGHT = 5
 # Evenness is worth the prefill of this many tokens at the most: warmth beyond that is followed however uneven it gets.
 # (In simulation: 4 replicas stay within 1.25 of the mean on chats that share a 4,000-character system prompt; without
 # the bound, evenness costs 3-7 % of the hits on Mooncake's traces and up to 5 % end to end; with it, nothing.)

@@ -10,22 +10,22 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from router.choose.cost import Candidate
+from router.choose.cost import DECODE_WEIGHT, Candidate, Price
 from router.choose.policies import Decision, Policy, decide
+from router.choose.split import Choice
 from router.fleet.ledger import Stage
 from router.index.shared_codec import NO_LOAD, deeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from router.choose.split import SplitDecider, SplitDecision
     from router.fleet.ledger import Booking
+    from router.fleet.links import Links
     from router.fleet.rates import Rates
     from router.fleet.replica import Replica
     from router.index.memory import Index
     from router.index.shared_codec import Outside
-
-# A decoded token keeps an engine about as busy as this many prefilled ones do, in a well-filled batch.
-DECODE_WEIGHT = 5
 
 
 class Blocks(Protocol):
@@ -49,6 +49,23 @@ class Placement:
     chains: Sequence[Blocks]
     tokens: Sequence[int]
     chosen_at: float
+    fetches: bool = False
+    """Its prompt is computed elsewhere."""
+
+
+@dataclass(slots=True, eq=False)
+class SplitPlacement:
+    """One request at the replica that answers it and, if it was split, at another that computes its prompt."""
+
+    decision: SplitDecision
+    prefill: Placement | None
+    decode: Placement
+    size: float = 0.0
+    """Bytes of KV that `decode` is thought to need of `prefill`."""
+    handed_at: float | None = None
+    """When the prompt was computed; None until then."""
+    queued: bool = False
+    """Others waited for their prefills at `decode` then, so that its first token tells nothing of the transfer."""
 
 
 class Dispatch:
@@ -81,7 +98,79 @@ class Dispatch:
         """
         blocks = [chains(replica) for replica in replicas]
         decision = self._decide(self._policy, now, replicas, blocks, tokens, rank, outside)
-        replica = replicas[decision.chosen]
+        chosen = decision.chosen
+        return self._book(
+            now, replicas[chosen], decision, blocks[chosen], tokens, answer_tokens, visible=visible, sequences=sequences
+        )
+
+    def place_split(
+        self,
+        now: float,
+        replicas: Sequence[Replica],
+        chains: Callable[[Replica], Sequence[Blocks]],
+        tokens: Sequence[int],
+        *,
+        decider: SplitDecider,
+        links: Links,
+        answer_tokens: int,
+        visible: bool,
+        sequences: int = 1,
+        rank: int | None = None,
+        outside: Outside | None = None,
+    ) -> SplitPlacement:
+        """The same in a fleet with roles: `decider` says whether another replica computes the prompt. Both are booked,
+        and remembered as holding it, in the same breath.
+
+        Of `replicas` at least one has to decode. If the outcome has a `prefill`, ask that one first, and say `handed`
+        when it has answered. Then `fetched` is for the answer's first token what `first_token` is otherwise. What went
+        wrong is told of each placement by itself, with `end` and `withdraw` or `left`, as after `place`; so is the end.
+        """
+        blocks = [chains(replica) for replica in replicas]
+        decision = decider.decide(
+            Choice(
+                self._candidates(now, replicas, blocks, tokens, rank, outside),
+                [place for place, replica in enumerate(replicas) if replica.prefills],
+                [place for place, replica in enumerate(replicas) if replica.decodes],
+                tokens,
+                answer_tokens,
+                self._rates,
+                links,
+            )
+        )
+        candidate = decision.candidates[decision.decode]
+        replica, own = replicas[decision.decode], blocks[decision.decode]
+        if decision.prefill is None or decision.pair is None:
+            leg = Decision(0, decision.reason, [candidate], [decision.local_price.price])
+            local = self._book(now, replica, leg, own, tokens, answer_tokens, visible=visible, sequences=sequences)
+            return SplitPlacement(decision, None, local)
+        price = decision.pair.price
+        first = self._book(
+            now,
+            replicas[decision.prefill],
+            Decision(0, decision.reason, [decision.candidates[decision.prefill]], [price.prefill]),
+            blocks[decision.prefill],
+            tokens,
+            0,
+            visible=True,
+        )
+        booking = replica.load.book_decode(now, work=answer_tokens * DECODE_WEIGHT, sequences=sequences)
+        leg = Decision(0, decision.reason, [candidate], [Price(price.decode_waiting_ms, 0.0, 0.0, 0.0)])
+        second = Placement(replica, replica.epoch, leg, booking, own, tokens, now, fetches=True)
+        self._remember(second, now + price.total_ms / 1000, answered=answer_tokens > 1)
+        return SplitPlacement(decision, first, second, size=(sum(tokens) - candidate.hit) * links.bytes_per_token)
+
+    def _book(
+        self,
+        now: float,
+        replica: Replica,
+        decision: Decision,
+        chains: Sequence[Blocks],
+        tokens: Sequence[int],
+        answer_tokens: int,
+        *,
+        visible: bool,
+        sequences: int = 1,
+    ) -> Placement:
         prefill_ms = decision.price.prefill_ms
         booking = replica.load.book(
             now,
@@ -90,19 +179,22 @@ class Dispatch:
             visible=visible,
             sequences=sequences,
         )
-        chosen = blocks[decision.chosen]
-        for chain in chosen:
+        placement = Placement(replica, replica.epoch, decision, booking, chains, tokens, now)
+        self._remember(placement, now + (decision.price.waiting_ms + prefill_ms) / 1000, answered=answer_tokens > 1)
+        return placement
+
+    def _remember(self, placement: Placement, until: float, *, answered: bool) -> None:
+        for chain in placement.chains:
             # Present from the decision on, so that siblings follow before the first one is through.
             self._index.record(
-                replica.name,
+                placement.replica.name,
                 chain.keys,
-                now=now,
-                until=now + (decision.price.waiting_ms + prefill_ms) / 1000,
-                rank=decision.candidate.rank,
+                now=placement.chosen_at,
+                until=until,
+                rank=placement.decision.candidate.rank,
                 # What is generated goes into another block where the last one is full.
-                partial=chain.usable_blocks == len(chain.keys) or answer_tokens > 1,
+                partial=chain.usable_blocks == len(chain.keys) or answered,
             )
-        return Placement(replica, replica.epoch, decision, booking, chosen, tokens, now)
 
     def weigh(
         self,
@@ -126,11 +218,22 @@ class Dispatch:
         rank: int | None = None,
         outside: Outside | None = None,
     ) -> Decision:
-        seen = [
+        seen = self._candidates(now, replicas, blocks, tokens, rank, outside)
+        return decide(policy, seen, tokens, self._rates)
+
+    def _candidates(
+        self,
+        now: float,
+        replicas: Sequence[Replica],
+        blocks: Sequence[Sequence[Blocks]],
+        tokens: Sequence[int],
+        rank: int | None,
+        outside: Outside | None,
+    ) -> list[Candidate]:
+        return [
             self._candidate(now, replica, chains, tokens, rank, outside)
             for replica, chains in zip(replicas, blocks, strict=True)
         ]
-        return decide(policy, seen, tokens, self._rates)
 
     def _candidate(
         self,
@@ -173,13 +276,34 @@ class Dispatch:
     def first_token(self, now: float, placement: Placement) -> None:
         """The engine is through with the prefill."""
         placement.booking.first_token(now)
-        if len(placement.tokens) == 1 and placement.chains:
+        if len(placement.tokens) == 1 and placement.chains and not placement.fetches:
             self._rates.observe(
                 placement.replica.name,
                 tokens=placement.tokens[0],
                 cached=placement.decision.candidate.hit,
                 queued_ms=placement.decision.candidate.waiting_ms,
                 ttft_ms=(now - placement.chosen_at) * 1000,
+            )
+
+    def handed(self, now: float, split: SplitPlacement, *, visible: bool) -> None:
+        """The prompt is computed: `split.prefill` has answered, and `split.decode` is sent to fetch the KV. `visible`:
+        its first token will be seen."""
+        if split.prefill is None or split.handed_at is not None:
+            return
+        self.first_token(now, split.prefill)
+        self.end(now, split.prefill)
+        self.answered(split.prefill, split.prefill.chains)
+        split.handed_at = now
+        split.queued = split.decode.replica.load.waiting_ms(now) > 0
+        if not visible:
+            split.decode.booking.first_token(now)
+
+    def fetched(self, now: float, split: SplitPlacement, links: Links) -> None:
+        """The first token of a split request's answer: the KV has arrived, and tells how fast the link is."""
+        self.first_token(now, split.decode)
+        if split.prefill is not None and split.handed_at is not None and not split.queued:
+            links.answered(
+                split.prefill.replica.name, split.decode.replica.name, size=split.size, seconds=now - split.handed_at
             )
 
     def end(self, now: float, placement: Placement) -> None:
@@ -206,7 +330,7 @@ class Dispatch:
         """The client left. Before its prefill's turn is over the engine has not computed the prompt, and never will."""
         price, booking = placement.decision.price, placement.booking
         due = placement.chosen_at + (price.waiting_ms + price.prefill_ms) / 1000
-        if booking.stage is Stage.PREFILL and now < due:
+        if booking.stage is Stage.ELSEWHERE or (booking.stage is Stage.PREFILL and now < due):
             self.withdraw(now, placement)
 
     def withdraw(self, now: float, placement: Placement) -> None:

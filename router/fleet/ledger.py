@@ -18,6 +18,8 @@ ROUTED_WINDOW_SECONDS = 60.0
 class Stage(Enum):
     """Where a booked request is. Only forwards."""
 
+    ELSEWHERE = 0
+    """Another replica computes its prompt; here it only will be decoded."""
     PREFILL = 1
     DECODE = 2
     CLOSED = 3
@@ -39,8 +41,10 @@ class Booking:
     def first_token(self, now: float) -> None:
         if self.stage is Stage.PREFILL:
             self.load.leave_prefill(self, now)
-            self.stage = Stage.DECODE
-            self.load.decoding += self.sequences
+        elif self.stage is not Stage.ELSEWHERE:
+            return
+        self.stage = Stage.DECODE
+        self.load.decoding += self.sequences
 
     def close(self, now: float) -> None:
         """The request is over. Safe to call twice; counts once."""
@@ -48,7 +52,7 @@ class Booking:
             self.load.leave_prefill(self, now)
         elif self.stage is Stage.DECODE:
             self.load.decoding -= self.sequences
-        else:
+        elif self.stage is Stage.CLOSED:
             return
         self.stage = Stage.CLOSED
         self.load.in_flight -= self.sequences
@@ -82,9 +86,14 @@ class Load:
         self._queue[booking] = None
         self._queued_ms += prefill_ms
         self.in_flight += sequences
-        self._routed = self.routed(now) + work
-        self._routed_at = now
+        self._route(work, now)
         return booking
+
+    def book_decode(self, now: float, *, work: float, sequences: int = 1) -> Booking:
+        """Take on a request whose prompt another replica computes: in flight, but nobody waits here for its prefill."""
+        self.in_flight += sequences
+        self._route(work, now)
+        return Booking(self, 0.0, True, work, sequences, Stage.ELSEWHERE)
 
     def waiting_ms(self, now: float) -> float:
         """How long a request that came now would wait for the prefills before it: their sum, less the time the first
@@ -112,7 +121,10 @@ class Load:
 
     def take_back(self, work: float, now: float) -> None:
         """Work that was routed here and went elsewhere."""
-        self._routed = max(0.0, self.routed(now) - work)
+        self._route(-work, now)
+
+    def _route(self, work: float, now: float) -> None:
+        self._routed = max(0.0, self.routed(now) + work)
         self._routed_at = now
 
     def leave_prefill(self, booking: Booking, now: float) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.choose.dispatch import DECODE_WEIGHT, Dispatch, Placement
+from router.choose.cost import DECODE_WEIGHT
+from router.choose.dispatch import Dispatch, Placement
 from router.choose.policies import policy
 from router.config import Address
 from router.fleet.rates import Rates

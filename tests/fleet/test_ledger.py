@@ -83,3 +83,21 @@ def test_counts_are_never_negative_and_return_to_zero(steps: list[tuple[str, int
     for booking in bookings:
         booking.close(now)
     assert (load.in_flight, load.decoding, load.waiting_ms(now)) == (0, 0, 0.0)
+
+
+def test_a_prompt_computed_elsewhere_is_in_flight_and_nobody_waits_for_it() -> None:
+    load = Load()
+    booking = load.book_decode(0.0, work=500, sequences=2)
+    assert (load.in_flight, load.decoding, load.waiting_ms(0.0), load.routed(0.0)) == (2, 0, 0.0, 500)
+    own = load.book(1.0, prefill_ms=100, work=0, visible=True)
+    assert load.waiting_ms(1.02) == pytest.approx(80)
+    booking.first_token(1.03)
+    assert (load.decoding, load.waiting_ms(1.04)) == (2, pytest.approx(60))
+    own.close(2.0)
+    booking.close(2.0)
+    booking.close(2.0)
+    assert (load.in_flight, load.decoding) == (0, 0)
+    given_up = load.book_decode(3.0, work=0)
+    given_up.close(3.0)
+    given_up.first_token(3.0)
+    assert (load.in_flight, load.decoding) == (0, 0)
