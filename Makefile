@@ -10,6 +10,8 @@ OUT    ?= out
 DEMO_PORT    ?= 8080
 DEMO_SECONDS ?=
 
+CHAOS_SECONDS ?= 300
+
 # Further arguments: `make test ARGS="-k blocks"`, `make bench ARGS="--sessions 96 --check"`.
 ARGS ?=
 
@@ -18,7 +20,7 @@ export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.matplotlib
 export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check bench test-vllm fmt lock clean
+.PHONY: help demo test check bench chaos test-vllm fmt lock clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets.
@@ -39,6 +41,9 @@ check: $(STAMP)  ## Lint, format, strict types, import floors, unused and missin
 
 bench: $(STAMP)  ## Hit rate, TTFT and balance under each policy, beside the ceilings; table here, files in out/.
 	$(BIN)/python -m bench hit-rate --out $(OUT) $(ARGS)
+
+chaos: $(STAMP)  ## Replicas and the store die, hang and come back under load for CHAOS_SECONDS; needs Linux.
+	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) $(ARGS)
 
 test-vllm: $(STAMP)  ## Conformance against two real vLLM replicas on the CPU (installed into .vllm, about 4 GB).
 	$(BIN)/python tests/real_vllm/run.py $(ARGS)
