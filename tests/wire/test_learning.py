@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from router import journey
+from router import reading
 from router.app import Router
 from router.prompt.request import Ask, read
 from router.prompt.tokens import Tokenizer
@@ -300,7 +300,7 @@ async def test_bodies_that_break_reading_pass_with_one_line_for_all(
             found.messages = 5  # type: ignore[assignment]
         return found
 
-    monkeypatch.setattr(journey, "read", fails)
+    monkeypatch.setattr(reading, "read", fails)
     replica = await bench.replica()
     router = await bench.router(replica)
     client = await bench.client(router)
@@ -329,7 +329,7 @@ async def test_more_answers_than_any_engine_gives_do_not_distort_the_books(bench
     body = b'{"model":"m","n":1%s,"messages":[{"role":"user","content":"a"}]}' % (b"0" * 400)
     client.post("/v1/chat/completions", body)
     await until(lambda: len(replica.received) == 1, "the replica has the request")
-    assert router.fleet[replica.name].load.in_flight == journey.MAX_N
+    assert router.fleet[replica.name].load.in_flight == reading.MAX_N
     release.set()
     assert (await client.reply()).status == 200
     assert replica.received[0].body == body
@@ -357,9 +357,9 @@ async def test_long_bodies_are_read_off_the_event_loop(bench: Bench, monkeypatch
         threads.append(threading.get_ident())
         return read(path, body, *rest)
 
-    monkeypatch.setattr(journey, "read", watched)
+    monkeypatch.setattr(reading, "read", watched)
     client = await bench.client(await bench.router(await bench.replica()))
-    for size in (journey.READ_ASIDE_BYTES // 2, journey.READ_ASIDE_BYTES * 2):
+    for size in (reading.READ_ASIDE_BYTES // 2, reading.READ_ASIDE_BYTES * 2):
         client.post("/v1/completions", json.dumps({"model": "m", "prompt": "x" * size}).encode())
         assert (await client.reply()).status == 200
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
