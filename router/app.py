@@ -20,13 +20,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from router.admin.api import application
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
-from router.config import ConfigError, Settings
+from router.config import ConfigError, Settings, urls
 from router.credentials import Credentials
 from router.feeds import Feeds
 from router.fleet.discovery import Fleet
 from router.fleet.probe import Probe
 from router.fleet.rates import Rates
-from router.fleet.replica import State
+from router.fleet.replica import Role, State
 from router.fleet.subscription import SourceError, parse_sources
 from router.index.feedback import Feedback
 from router.index.memory import Index
@@ -86,7 +86,9 @@ class Router:
             raise ConfigError(
                 f"--admin-host {settings.admin.admin_host} is not loopback: name a token with --admin-token-file"
             )
-        self.fleet = Fleet(settings.replicas)
+        self.fleet = Fleet(
+            settings.replicas, prefill=urls(settings.handoff.prefill), decode=urls(settings.handoff.decode)
+        )
         self.shared: Shared | None = None
         self._embedded: Embedded | None = None
         self.index = self._indexed()
@@ -149,7 +151,7 @@ class Router:
         )
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
         sys.setswitchinterval(SWITCH_SECONDS)
-        own = Own(journey.serve, missing=self._missing, metrics=self.telemetry.page)
+        own = Own(journey.serve, missing=self._missing, lacking=self.fleet.lacking, metrics=self.telemetry.page)
         limits = Limits(
             header_bytes=listen.max_header_bytes,
             header_count=listen.max_headers,
@@ -248,7 +250,8 @@ class Router:
 
     async def _ready(self, replica: Replica) -> str:
         """A replica told its models: find their tokenizers before it is given requests."""
-        said = []
+        self.fleet.settle_roles()
+        said = [_does(replica)] if self.fleet.divided else []
         for card in replica.models.values():
             if card.parent is None:
                 reader = await asyncio.to_thread(self.readers.find, card.id, card.root)
@@ -334,6 +337,7 @@ class Router:
             await asyncio.sleep(1.0)
             for pool in self._pools.values():
                 pool.close_idle()
+            self.fleet.settle_roles()
             for replica in self.fleet.ready():
                 self._sized(replica)
                 exact, metrics = self._exact(replica), replica.metrics
@@ -397,6 +401,7 @@ class Router:
                     "replica": replica.name,
                     "state": replica.state.name.lower(),
                     "why": replica.why or None,
+                    "role": replica.role.value,
                     "epoch": replica.epoch,
                     "models": {
                         card.id: {"root": card.root, "parent": card.parent, "max_model_len": card.max_model_len}
@@ -443,6 +448,7 @@ class Router:
         models: dict[str, str] = {}
         blocks = 0
         for replica in self.fleet:
+            role = f" ({_does(replica)})" if self.fleet.divided else ""
             if replica.state is State.READY:
                 cache = replica.cache
                 held = (
@@ -451,7 +457,7 @@ class Router:
                 )
                 told = cache.capacity and cache.block_size and cache.algorithm
                 lines.append(
-                    f"    {replica.name}  ready: {', '.join(replica.models)}; "
+                    f"    {replica.name}{role}  ready: {', '.join(replica.models)}; "
                     f"{held if told else f'its metrics do not tell of its cache: assumed {held}'}"
                 )
                 if self.feeds is not None:
@@ -462,7 +468,7 @@ class Router:
                         models[card.id] = f"{self.readers[card.id].mode}{length}"
             else:
                 lines.append(
-                    f"    {replica.name}  {replica.state.value} ({replica.why}); asked again every {every:g} s"
+                    f"    {replica.name}{role}  {replica.state.value} ({replica.why}); asked again every {every:g} s"
                 )
             pool = replica.cache.capacity or settings.choice.default_pool_blocks
             blocks += min(pool, settings.choice.max_pool_blocks)
@@ -535,6 +541,11 @@ def _listen(host: str, port: int) -> socket.socket:
         other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
         raise ConfigError(f"cannot listen on {host}:{port}: {_reason(error)}; choose another {other}") from None
     return listening
+
+
+def _does(replica: Replica) -> str:
+    """Its role, for people."""
+    return "prefill and decode" if replica.role is Role.BOTH else replica.role.value
 
 
 def _reason(error: OSError) -> str:

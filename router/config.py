@@ -181,6 +181,47 @@ class Events(Section, frozen=True):
     ] = ""
 
 
+class HandOff(Section, frozen=True):
+    """Prompts computed by one replica for another that answers (docs/operations.md, "Prefill and decode apart")."""
+
+    prefill: Annotated[
+        str,
+        Meta(
+            description="Replicas that compute prompts for others: URLs, separated by spaces, among `replicas` or "
+            "beside them. Whole requests go there only where nothing else is left. Unset: those whose metrics show it."
+        ),
+    ] = ""
+    decode: Annotated[
+        str,
+        Meta(description="Replicas that answer. One that is named in both lists does both, as does one of neither."),
+    ] = ""
+    connector: Annotated[
+        typing.Literal["auto", "nixl", "nixl_push", "mooncake", "content"],
+        Meta(
+            description="How KV gets from one to the other. `auto`: NIXL, in the mode that a replica's answers show. "
+            "`content` is for stores that find blocks by their content, as LMCache and offloading to shared storage."
+        ),
+    ] = "auto"
+    kv_lease_seconds: Annotated[
+        float,
+        Meta(gt=0, description="The replicas' kv_lease_duration. Later than half of it, nobody is sent to fetch."),
+    ] = 30.0
+    prefill_timeout_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest wait for a prompt to be computed elsewhere; then it is computed otherwise."),
+    ] = 60.0
+    mooncake_bootstrap_port: Annotated[
+        int, Meta(ge=1, le=65535, description="Where Mooncake's prefill replicas tell who they are; vLLM's default.")
+    ] = 8998
+    pass_token_ids: Annotated[
+        bool,
+        Meta(
+            description="Hand a chat's token ids over with its KV, so that it is tokenized once. They make bodies "
+            "larger, and engines before vLLM 0.32 pass over them."
+        ),
+    ] = False
+
+
 class Choice(Section, frozen=True):
     """How a replica is chosen."""
 
@@ -279,6 +320,7 @@ class Settings(Section, frozen=True):
     fleet: Fleet = Fleet()
     prompt: Prompt = Prompt()
     events: Events = Events()
+    handoff: HandOff = HandOff()
     choice: Choice = Choice()
     shared: Shared = Shared()
     admin: Admin = Admin()
@@ -289,6 +331,7 @@ SECTIONS: dict[str, type[Section]] = {
     "fleet": Fleet,
     "prompt": Prompt,
     "events": Events,
+    "handoff": HandOff,
     "choice": Choice,
     "shared": Shared,
     "admin": Admin,
@@ -386,16 +429,30 @@ def load(
         if name in known:
             raise ConfigError(f"{given[name]}: must be {known[name].wanted}") from None
         raise ConfigError("replicas: must be a list of URLs, as [http://gpu1:8000, http://gpu2:8000]") from None
-    if not settings.replicas:
+    lists = {
+        "": settings.replicas,
+        "--prefill: ": urls(settings.handoff.prefill),
+        "--decode: ": urls(settings.handoff.decode),
+    }
+    if not any(lists.values()):
         raise ConfigError("no replicas given: warmroute serve http://gpu1:8000 http://gpu2:8000")
-    seen: dict[str, str] = {}
-    for url in settings.replicas:
-        address = parse_url(url)
-        name = address.authority + address.base
-        if name in seen:
-            raise ConfigError(f"replica {url} is given twice (as {seen[name]})")
-        seen[name] = url
+    for where, given_urls in lists.items():
+        seen: dict[str, str] = {}
+        for url in given_urls:
+            try:
+                address = parse_url(url)
+            except ConfigError as error:
+                raise ConfigError(f"{where}{error}") from None
+            name = address.authority + address.base
+            if name in seen:
+                raise ConfigError(f"{where}replica {url} is given twice (as {seen[name]})")
+            seen[name] = url
     return settings
+
+
+def urls(text: str) -> list[str]:
+    """The URLs of a setting that is a list of them."""
+    return text.replace(",", " ").split()
 
 
 def _service_link(key: str, text: str) -> bool:

@@ -223,6 +223,8 @@ class Journey:
         """Replicas that may be asked next: never one that was; those that just failed only where there is no other."""
         now = self._clock()
         left = [replica for replica in self._fleet.able(model) if replica.name not in tried]
+        if not left and self._fleet.divided:
+            left = [replica for replica in self._fleet.computing(model) if replica.name not in tried]
         return [replica for replica in left if replica.shunned_until <= now] or left
 
     async def _outside(self, prompt: Prompt, replicas: list[Replica]) -> Outside | None:

@@ -1,11 +1,11 @@
-"""Who is in the fleet. For now: the replicas that the settings name."""
+"""Who is in the fleet, and in which role. For now: the replicas that the settings name."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from router.config import parse_url
-from router.fleet.replica import Replica, State
+from router.fleet.replica import Replica, Role, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -14,12 +14,24 @@ if TYPE_CHECKING:
 class Fleet:
     """The replicas, by name."""
 
-    def __init__(self, urls: Iterable[str]) -> None:
+    def __init__(self, urls: Iterable[str], *, prefill: Iterable[str] = (), decode: Iterable[str] = ()) -> None:
+        """`prefill` and `decode`: those that settings give a role, among `urls` or beside them; both, if in both."""
         self._replicas: dict[str, Replica] = {}
         for url in urls:
-            address = parse_url(url)
-            name = address.authority + address.base
-            self._replicas[name] = Replica(name, address)
+            self._replica(url)
+        for urls_of, role in ((prefill, Role.PREFILL), (decode, Role.DECODE)):
+            for url in urls_of:
+                replica = self._replica(url)
+                replica.role = role if replica.told in (None, role) else Role.BOTH
+                replica.told = replica.role
+        self._seen: set[Role] = set()
+        self.divided = self._divided()
+        """Whether a prompt may be computed by one replica and answered by another."""
+
+    def _replica(self, url: str) -> Replica:
+        address = parse_url(url)
+        name = address.authority + address.base
+        return self._replicas.setdefault(name, Replica(name, address))
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
@@ -34,17 +46,70 @@ class Fleet:
         return [replica for replica in self if replica.state is State.READY]
 
     def able(self, model: str | None) -> list[Replica]:
-        """Ready replicas for a model. One that no replica ever named goes to any: the engine says what it lacks."""
-        if model is not None and not any(model in replica.models for replica in self):
-            model = None
+        """Ready replicas for a model, to answer its requests. One that no replica ever named goes to any: the engine
+        says what it lacks."""
+        model = self._known(model)
         able = [replica for replica in self.ready() if replica.serves(model)]
+        if self.divided:
+            # One that only prefills could answer too, but its batches are to stay free of that while another can.
+            able = [replica for replica in able if replica.decodes] or able
         # A replica whose probes time out may only be busy. It is better than no answer at all.
         return able or [replica for replica in self if replica.state is State.SILENT and replica.serves(model)]
 
+    def computing(self, model: str | None) -> list[Replica]:
+        """Ready replicas that may compute a prompt for another to answer."""
+        model = self._known(model)
+        return [replica for replica in self.ready() if replica.prefills and replica.serves(model)]
+
+    def _known(self, model: str | None) -> str | None:
+        return model if model is not None and any(model in replica.models for replica in self) else None
+
+    def settle_roles(self) -> None:
+        """Give those that settings give no role the one that they show. A NIXL engine that never fetches produces KV
+        for others; one that fetches may do either, unless there are producers, who then do it for it."""
+        unsaid = [replica for replica in self if replica.told is None]
+        if not unsaid:
+            return
+        for replica in unsaid:
+            replica.role = Role.PREFILL if replica.metrics.hands_over and not replica.metrics.fetches else Role.BOTH
+        if any(replica.role is Role.PREFILL for replica in self):
+            for replica in unsaid:
+                if replica.metrics.fetches:
+                    replica.role = Role.DECODE
+        self.divided = self._divided()
+
+    def _divided(self) -> bool:
+        # Two that do both may hand over to each other, too, if they were given the roles or have the means.
+        return any(
+            replica.role is not Role.BOTH or replica.told is not None or replica.metrics.fetches for replica in self
+        )
+
+    def lacking(self) -> list[str]:
+        """Roles that the fleet has and no ready replica fills, a line for each."""
+        ready = self.ready()
+        lines = []
+        for role in _ROLES:
+            named = [replica for replica in self if replica.fills(role)]
+            if any(replica.fills(role) for replica in ready):
+                self._seen.add(role)
+            elif self.divided and named:
+                lines.append(f"no replica for {role.value} is ready: {', '.join(map(_told, named))}")
+        return lines
+
     def missing(self) -> list[str]:
-        """Why there is no ready replica, a line for each; empty where there is one."""
+        """Why requests are not to be sent here yet, a line for each reason; empty where all is well.
+
+        A role counts until it has been there once. One that is lost later is a loss of speed and not of answers: the
+        other replicas do all of it.
+        """
+        lacking = self.lacking()
         if self.ready():
-            return []
-        return [
-            f"{replica.name}: {replica.state.value}{f' ({replica.why})' if replica.why else ''}" for replica in self
-        ]
+            return lacking if len(self._seen) < len(_ROLES) else []
+        return [_told(replica) for replica in self]
+
+
+_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+def _told(replica: Replica) -> str:
+    return f"{replica.name}: {replica.state.value}{f' ({replica.why})' if replica.why else ''}"

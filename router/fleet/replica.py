@@ -59,6 +59,8 @@ class Replica:
     address: Address
     state: State = State.UNSEEN
     role: Role = Role.BOTH
+    told: Role | None = None
+    """The role that settings give it."""
     why: str = ""
     """Why it is not ready, for people."""
     models: dict[str, Card] = field(default_factory=dict)
@@ -105,6 +107,9 @@ class Replica:
     def decodes(self) -> bool:
         """Whether it may answer, be the prompt computed there or elsewhere."""
         return self.role is not Role.PREFILL
+
+    def fills(self, role: Role) -> bool:
+        return self.role in (role, Role.BOTH)
 
     def serves(self, model: str | None) -> bool:
         return model is None or model in self.models

@@ -45,6 +45,10 @@ class Metrics:
     queries: float | None = None
     started: float | None = None  # the process's start, unix seconds: another value is another process
     cache: CacheConfig | None = None
+    hands_over: bool = False
+    """It has a connector that moves KV between engines (NIXL's series are there)."""
+    fetches: bool = False
+    """And takes KV from others with it."""
 
 
 # Name -> field, with the names that older engines use.
@@ -59,12 +63,15 @@ _SUMS = {
 }
 _PEAKS = {"vllm:kv_cache_usage_perc": "kv_usage", "vllm:gpu_cache_usage_perc": "kv_usage"}
 _CACHE = "vllm:cache_config_info"
+_NIXL = "vllm:nixl_"
+_FETCH = "vllm:num_requests_kv_fetch_by_stage"  # engines that only produce KV have no such series
 
 
 def read_metrics(text: str) -> Metrics:
     """What can be read of a Prometheus text page; lines that make no sense are passed over."""
     values: dict[str, float] = {}
     cache: CacheConfig | None = None
+    hands_over = fetches = False
     for line in text.splitlines():
         if not line.startswith(("vllm:", "process_start")):
             continue
@@ -72,6 +79,8 @@ def read_metrics(text: str) -> Metrics:
         if name == _CACHE:
             cache = _joined(cache, _cache_config(line))
             continue
+        hands_over = hands_over or name.startswith(_NIXL)
+        fetches = fetches or name == _FETCH
         summed, peak = _SUMS.get(name), _PEAKS.get(name)
         if summed is None and peak is None:
             continue
@@ -93,6 +102,8 @@ def read_metrics(text: str) -> Metrics:
         queries=values.get("queries"),
         started=values.get("started"),
         cache=cache,
+        hands_over=hands_over,
+        fetches=fetches,
     )
 
 

@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 
 
 class Own:
-    """GET and HEAD of /health (the router lives), /ready (it can serve; 503 says what is missing) and /metrics."""
+    """GET and HEAD of /health (the router lives), /ready (it can serve; 503 says what is missing, 200 what it does
+    without) and /metrics."""
 
     def __init__(
         self,
         beyond: Callable[[Request, Front], Awaitable[None]],
         *,
         missing: Callable[[], list[str]],
+        lacking: Callable[[], list[str]],
         metrics: Callable[[], bytes],
     ) -> None:
         self._beyond = beyond
         self._missing = missing
+        self._lacking = lacking
         self._metrics = metrics
 
     async def serve(self, request: Request, client: Front) -> None:
@@ -39,7 +42,7 @@ class Own:
                 _answer(request, client, 200, "application/json", b'{"status":"ok"}')
             case "/ready":
                 missing = self._missing()
-                body = orjson.dumps({"ready": not missing, "missing": missing})
+                body = orjson.dumps({"ready": not missing, "missing": missing or self._lacking()})
                 _answer(request, client, 503 if missing else 200, "application/json", body)
             case "/metrics":
                 _answer(request, client, 200, CONTENT_TYPE, self._metrics())
