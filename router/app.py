@@ -23,6 +23,7 @@ from router.choose.policies import policy
 from router.config import ConfigError, Settings, urls
 from router.credentials import Credentials
 from router.feeds import Feeds
+from router.fleet.breaker import Condition
 from router.fleet.discovery import Fleet
 from router.fleet.probe import Probe
 from router.fleet.rates import Rates
@@ -357,6 +358,12 @@ class Router:
             return GaugeMetricFamily(f"warmroute_{name}", text, labels=["replica"])
 
         ready = family("replica_ready", "1 where the replica takes requests.")
+        breaker = GaugeMetricFamily(
+            "warmroute_breaker",
+            "1 for the state that a replica's breaker is in: open gives it no requests, half_open a single one.",
+            labels=["replica", "state"],
+        )
+        now = asyncio.get_running_loop().time()
         in_flight = family("in_flight", "Requests sent and not yet ended.")
         decoding = family("decoding", "Of these, past their first token.")
         blocks = family("index_blocks", "Blocks the replica is presumed to hold.")
@@ -368,6 +375,9 @@ class Router:
         for replica in self.fleet:
             label = [replica.name]
             ready.add_metric(label, float(replica.state is State.READY))
+            state = replica.breaker.state(now)
+            for each in Condition:
+                breaker.add_metric([replica.name, each.value], float(each is state))
             in_flight.add_metric(label, replica.load.in_flight)
             decoding.add_metric(label, replica.load.decoding)
             blocks.add_metric(label, self.index.blocks(replica.name))
@@ -376,7 +386,7 @@ class Router:
             degraded.add_metric(label, float(record.cause is not None))
             if record.compared:  # of an engine that tells nothing no error is known, least of all none
                 error.add_metric(label, record.error)
-        yield from (ready, in_flight, decoding, blocks, degraded, error, slowness)
+        yield from (ready, breaker, in_flight, decoding, blocks, degraded, error, slowness)
         if self.shared is not None:
             yield from _shared_metrics(self.shared)
         if self.feeds is not None:
@@ -402,6 +412,11 @@ class Router:
                     "state": replica.state.name.lower(),
                     "why": replica.why or None,
                     "role": replica.role.value,
+                    "breaker": {
+                        "state": replica.breaker.state(now).value,
+                        "failures_in_a_row": replica.breaker.failures,
+                        "next_trial_in_seconds": round(replica.breaker.seconds_left(now), 3),
+                    },
                     "epoch": replica.epoch,
                     "models": {
                         card.id: {"root": card.root, "parent": card.parent, "max_model_len": card.max_model_len}

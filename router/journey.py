@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from router.choose.explanation import Explanation
-from router.fleet.replica import SHUN_SECONDS
+from router.evidence import Evidence
 from router.learning import Learning
 from router.leg import Leg, asked_rank
 from router.prompt.request import Ask, without_hand_off
@@ -123,6 +124,7 @@ class Journey:
 
         deadline = self._clock() + self._patience.first_byte
         tried: list[str] = []
+        evidence = Evidence(self._clock)
         doubtful = False
         last = Outcome(Ending.UNREACHED)
         while len(tried) < self._max_attempts and self._clock() < deadline:
@@ -136,20 +138,24 @@ class Journey:
             replica = leg.placement.replica
             tried.append(replica.name)
             # A 500, or a connection lost over it, may be this very request's doing: one more try, no tour of the fleet.
+            leg.sound = evidence.sound
+            evidence.sent(replica)
             leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
             patience = Patience(max(0.001, deadline - self._clock()), self._patience.idle)
             try:
                 added = [*leg.added(), *self.replica_headers]
                 last = await Attempt(client, request, leg, patience, added).run(self._pools[replica.name], body)
             except asyncio.CancelledError:
+                evidence.left(replica)
                 self._dispatch.left(self._clock(), leg.placement)
                 raise
             finally:
                 self._dispatch.end(self._clock(), leg.placement)
                 self._load_changed()
+            evidence.ended(replica, last)
             self._telemetry.replica(replica.name).attempt(last.ending.value)
-            if last.ending in (Ending.COMPLETE, Ending.BROKEN):
-                if last.ending is Ending.BROKEN:
+            if last.ending in (Ending.COMPLETE, Ending.BROKEN, Ending.STALLED):
+                if last.ending is not Ending.COMPLETE:
                     log.debug("%s broke off an answer: %s", replica.name, last.why)
                 elif last.status is not None and last.status < 300:
                     self._learning.answered(leg)
@@ -157,8 +163,6 @@ class Journey:
                     self._dispatch.withdraw(self._clock(), leg.placement)
                 return last.ending.value, last.status or 0
             self._dispatch.withdraw(self._clock(), leg.placement)
-            if last.ending in (Ending.UNREACHED, Ending.SILENT):
-                self._shun(replica, last.why)
             if last.ending is Ending.EXHAUSTED:
                 return self._refuse(client, errors.no_connection_left())
             if last.begun and doubtful:
@@ -166,7 +170,7 @@ class Journey:
             doubtful = doubtful or last.begun
 
         if not tried:
-            return self._refuse(client, errors.no_replica(f"none that is ready serves {ask.model}"))
+            return self._refuse(client, self._none(ask.model))
         if last.ending is Ending.SILENT:
             return self._refuse(client, errors.first_byte_timeout(tried[-1], self._patience.first_byte))
         return self._refuse(client, errors.unreachable(tried, last.why))
@@ -181,13 +185,6 @@ class Journey:
         if status not in TRY_ELSEWHERE or (status == 500 and doubtful) or len(tried) >= self._max_attempts:
             return False
         return bool(self._candidates(model, tried))
-
-    def _shun(self, replica: Replica, why: str) -> None:
-        """Prefer others for a moment. One line when it begins: a replica that stays away is the probe's to tell of."""
-        now = self._clock()
-        if replica.shunned_until <= now:
-            log.warning("%s gave no answer: %s", replica.name, why)
-        replica.shunned_until = now + SHUN_SECONDS
 
     async def explain(self, path: str, body: bytes) -> Explanation:
         """What would be done with a request that came now. Nothing is sent, booked or remembered."""
@@ -209,7 +206,7 @@ class Journey:
             tokens=prompt.tokens,
             blocks=blocks,
             decision=decision,
-            none_because="; ".join(self._fleet.missing()) or f"none that is ready serves {ask.model}",
+            none_because="; ".join(self._fleet.missing()) or self._none(ask.model).message,
             errors={
                 replica.name: (record.error, record.cause)
                 for replica in replicas
@@ -220,12 +217,26 @@ class Journey:
     # -- match, choose, book ------------------------------------------------------------------------------------
 
     def _candidates(self, model: str | None, tried: Iterable[str]) -> list[Replica]:
-        """Replicas that may be asked next: never one that was; those that just failed only where there is no other."""
+        """Replicas that may be asked next: never one that was, none whose breaker is open; those that just failed only
+        where there is no other."""
         now = self._clock()
-        left = [replica for replica in self._fleet.able(model) if replica.name not in tried]
+        left = self._admitted(self._fleet.able(model), tried, now)
         if not left and self._fleet.divided:
-            left = [replica for replica in self._fleet.computing(model) if replica.name not in tried]
+            left = self._admitted(self._fleet.computing(model), tried, now)
         return [replica for replica in left if replica.shunned_until <= now] or left
+
+    @staticmethod
+    def _admitted(replicas: list[Replica], tried: Iterable[str], now: float) -> list[Replica]:
+        return [replica for replica in replicas if replica.name not in tried and replica.breaker.admits(now)]
+
+    def _none(self, model: str | None) -> Refusal:
+        """Why there is no replica for a model though some are ready."""
+        able, now = self._fleet.able(model), self._clock()
+        if not able:
+            return errors.no_replica(f"none that is ready serves {model}")
+        seconds = min(replica.breaker.seconds_left(now) for replica in able)
+        names = ", ".join(replica.name for replica in able)
+        return errors.no_replica(f"their last requests failed ({names})", retry_after=max(1, math.ceil(seconds)))
 
     async def _outside(self, prompt: Prompt, replicas: list[Replica]) -> Outside | None:
         """What all routers know of this prompt and have given to the fleet; None where there is no shared store, or it

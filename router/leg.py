@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.choose.dispatch import Placement
+    from router.fleet.replica import Replica
     from router.reading import Prompt
     from router.wire.http import Head, Headers, Request
 
@@ -39,6 +40,7 @@ class Leg:
         self._rank_given = rank_given
         self.placement = placement
         self.may_retry: Callable[[int], bool] = lambda _: False
+        self.sound: Callable[[Replica], None] = lambda _: None
         self._first_token = first_token
         self._show_choice = show_choice
         self._watch: Watch | None = None
@@ -55,6 +57,10 @@ class Leg:
         return self.may_retry(status)
 
     def answering(self, head: Head) -> Headers:
+        replica = self.placement.replica
+        replica.heard_at = self._clock()
+        if head.status < 500:
+            self.sound(replica)
         kind = (head.header(b"content-type") or b"").lower()
         stream = kind.startswith(b"text/event-stream")
         self._streamed = stream and head.status == 200
@@ -66,7 +72,7 @@ class Leg:
         if not self._show_choice:
             return []
         return [
-            (b"x-warmroute-replica", self.placement.replica.name.encode("latin-1")),
+            (b"x-warmroute-replica", replica.name.encode("latin-1")),
             (b"x-warmroute-predicted-tokens", b"%d" % self.placement.decision.candidate.hit),
         ]
 

@@ -93,6 +93,8 @@ class Probe:
             replica.models = await self._models()
         self._rounds += 1
         self._failures = 0
+        if replica.breaker.reached():
+            log.info("%s can be reached again: it is given requests as before", replica.name)
         if replica.state is not State.READY:
             said = await self._ready(replica)
             was, replica.state, replica.why = replica.state, State.READY, ""

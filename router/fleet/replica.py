@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from router.fleet.breaker import Breaker
 from router.fleet.ledger import Load
 from router.fleet.scrape import CacheConfig, Metrics
 from router.prompt.blocks import ALGORITHMS
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 # Scraped load older than this says nothing any more.
 STALE_SECONDS = 5.0
-# After a failed connection other replicas are preferred this long; the next probe settles it sooner.
-SHUN_SECONDS = 1.0
 DEFAULT_BLOCK_SIZE = 16
 UNTOLD = CacheConfig()
 DEFAULT_ALGORITHM = "sha256"
@@ -68,7 +67,9 @@ class Replica:
     scraped_at: float | None = None
     load: Load = field(default_factory=Load)
     epoch: int = 0
+    breaker: Breaker = field(default_factory=Breaker)
     shunned_until: float = 0.0
+    """Until then others are preferred: it gave no answer just now, or said that it is busy."""
     hashing: Hashing | None = None
     """How it names its blocks, where its KV events prove that."""
     heard_at: float = 0.0
@@ -136,4 +137,5 @@ class Replica:
         """Another process answers here now: nothing that was sent to the old one counts for it."""
         self.epoch += 1
         self.load = Load()
+        self.breaker = Breaker()
         self._strangers = ((0, 0), (0, 0))

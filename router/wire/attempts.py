@@ -31,6 +31,7 @@ class Ending(Enum):
     UNREACHED = "unreached"  # no connection, or it broke before the first byte of an answer
     SILENT = "silent"  # nothing came within the bound
     BROKEN = "broken"  # it broke in the middle; the client was told
+    STALLED = "stalled"  # the client stopped reading it, and was cut
     EXHAUSTED = "exhausted"  # this process has no connection left to try with
 
 
@@ -168,6 +169,7 @@ class Attempt:
             self._timer = self._loop.call_later(self._patience.idle, self._check_time)
         assert self._connection is not None
         if self._observer.retries(head.status):
+            # Others than 500 say of themselves that the request was not, or need not have been, worked on.
             self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}", begun=head.status == 500))
             self._connection.leave()
             return
@@ -248,7 +250,7 @@ class Attempt:
         elif self._client.stalled:
             # Not the replica's fault: its bytes lie here unread.
             self._client.abort()
-            self._settle(Outcome(Ending.BROKEN, self._status, f"the client read nothing for {bound:g} s"))
+            self._settle(Outcome(Ending.STALLED, self._status, f"the client read nothing for {bound:g} s"))
         else:
             self._tell(f"it sent nothing for {bound:g} s (idle_timeout_seconds)")
         if self._connection is not None:

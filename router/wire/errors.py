@@ -106,9 +106,13 @@ def no_connection_left() -> Refusal:
     )
 
 
-def no_replica(why: str) -> Refusal:
+def no_replica(why: str, retry_after: int = 1) -> Refusal:
+    """`retry_after`: seconds until a replica is asked again."""
     return Refusal(
-        503, "ServiceUnavailableError", f"No replica can take this request: {why}. Try again shortly.", retry_after=1
+        503,
+        "ServiceUnavailableError",
+        f"No replica can take this request: {why}. Try again shortly.",
+        retry_after=retry_after,
     )
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from router import journey
+from router import evidence
 from router.app import Router
 from tests.wire.conftest import Bench
 from tests.wire.scripted import (
@@ -47,7 +47,7 @@ def attempts(router: Router, replica: Scripted, ending: str) -> float:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica is shunned until the test says otherwise."""
-    monkeypatch.setattr(journey, "SHUN_SECONDS", 1e9)
+    monkeypatch.setattr(evidence, "SHUN_SECONDS", 1e9)
 
 
 async def test_one_that_cannot_be_reached_is_asked_once(bench: Bench, endless: None) -> None:
@@ -83,18 +83,24 @@ async def test_one_that_stayed_silent_is_asked_once(bench: Bench, endless: None)
     assert attempts(router, mute, "silent") == 1
 
 
-async def test_one_that_says_no_is_not_shunned(bench: Bench, endless: None) -> None:
-    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer(b"{}", status=b"503 Service Unavailable"))
-
-    busy, here = await by_name(bench, 2)
-    busy.script = script
-    router = await bench.router(busy, here, policy="round_robin", probe_seconds=60)
+async def test_one_that_says_it_is_busy_is_spared_without_a_word(
+    bench: Bench, endless: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy_one, here = await by_name(bench, 2)
+    busy_one.script = busy
+    router = await bench.router(busy_one, here, policy="round_robin", probe_seconds=60)
     client = await bench.client(router)
-    for _ in range(3):
+    for _ in range(6):
         client.post("/v1/chat/completions", BODY)
         assert (await client.reply()).status == 200
-    assert router.fleet[busy.name].shunned_until == 0.0
+    assert attempts(router, busy_one, "refused") == 1
+    assert not failures_told(caplog)
+    # Where all are, they are asked all the same.
+    here.script = busy
+    for _ in range(2):
+        client.post("/v1/chat/completions", BODY)
+        assert (await client.reply()).status == 503
+    assert len(busy_one.received) == 3
 
 
 async def test_many_failures_are_one_line_and_all_shunned_are_still_asked(
@@ -105,10 +111,10 @@ async def test_many_failures_are_one_line_and_all_shunned_are_still_asked(
     for replica in replicas:
         await replica.stop()
     client = await bench.client(router)
-    for _ in range(8):
+    for _ in range(4):
         client.post("/v1/chat/completions", BODY)
         assert (await client.reply()).status == 502
-    assert [attempts(router, replica, "unreached") for replica in replicas] == [8, 8]
+    assert [attempts(router, replica, "unreached") for replica in replicas] == [4, 4]
     told = [line.partition(" gave no answer: ") for line in failures_told(caplog)]
     assert sorted(name for name, _, _ in told) == [replica.name for replica in replicas]
     assert all(why for _, _, why in told)
