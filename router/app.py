@@ -190,10 +190,12 @@ class Router:
                 session,
                 every_seconds=fleet.probe_seconds,
                 timeout_seconds=fleet.probe_timeout_seconds,
+                silence_seconds=fleet.silence_seconds,
                 headers=self._credentials.probe_headers,
                 ready=self._ready,
                 restarted=self._restarted,
                 sized=self._sized,
+                given_up=self._given_up,
             )
             for replica in self.fleet
         ]
@@ -275,6 +277,9 @@ class Router:
             self.shared.restarted(replica.name)
         self.rates.forget(replica.name)
         self.feedback.forget(replica.name)
+
+    def _given_up(self, replica: Replica, why: str) -> None:
+        self._pools[replica.name].lost(why)
 
     def _sized(self, replica: Replica) -> None:
         choice = self.settings.choice

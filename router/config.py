@@ -112,6 +112,14 @@ class Fleet(Section, frozen=True):
         float, Meta(gt=0, description="How often each replica is asked for its state; 1 s keeps foreign load visible.")
     ] = 1.0
     probe_timeout_seconds: Annotated[float, Meta(gt=0, description="Longest wait for one such question.")] = 2.0
+    silence_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A replica whose probes fail, and of which no byte has come for so long, is given up: requests "
+            "that wait there go elsewhere. A busy HTTP server may hold its breath for seconds.",
+        ),
+    ] = 10.0
     connect_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Longest wait for a connection: a replica one network away answers in ms.")
     ] = 3.0

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from router.choose.explanation import Explanation
 from router.evidence import Evidence
+from router.fleet.replica import State
 from router.learning import Learning
 from router.leg import Leg, asked_rank
 from router.prompt.request import Ask, without_hand_off
@@ -140,6 +141,7 @@ class Journey:
             # A 500, or a connection lost over it, may be this very request's doing: one more try, no tour of the fleet.
             leg.sound = evidence.sound
             evidence.sent(replica)
+            leg.may_move = functools.partial(self._may_move, ask.model, tuple(tried))
             leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
             patience = Patience(max(0.001, deadline - self._clock()), self._patience.idle)
             try:
@@ -224,6 +226,12 @@ class Journey:
         if not left and self._fleet.divided:
             left = self._admitted(self._fleet.computing(model), tried, now)
         return [replica for replica in left if replica.shunned_until <= now] or left
+
+    def _may_move(self, model: str | None, tried: tuple[str, ...]) -> bool:
+        """Whether a replica that is alive could be asked instead."""
+        if len(tried) >= self._max_attempts:
+            return False
+        return any(replica.state is State.READY for replica in self._candidates(model, tried))
 
     @staticmethod
     def _admitted(replicas: list[Replica], tried: Iterable[str], now: float) -> list[Replica]:

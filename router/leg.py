@@ -40,6 +40,7 @@ class Leg:
         self._rank_given = rank_given
         self.placement = placement
         self.may_retry: Callable[[int], bool] = lambda _: False
+        self.may_move: Callable[[], bool] = lambda: False
         self.sound: Callable[[Replica], None] = lambda _: None
         self._first_token = first_token
         self._show_choice = show_choice
@@ -55,6 +56,9 @@ class Leg:
 
     def retries(self, status: int) -> bool:
         return self.may_retry(status)
+
+    def elsewhere(self) -> bool:
+        return self.may_move()
 
     def answering(self, head: Head) -> Headers:
         replica = self.placement.replica

@@ -26,13 +26,13 @@ MODELS_EVERY = 10
 # One failed question is a hiccup, and a server busy tokenizing may miss several: so many in a row, with no byte of any
 # answer for so long, and it is silent.
 FAILURES_TO_LOSE = 3
-SILENCE_SECONDS = 10.0
 
 
 class Probe:
     """Keeps one replica's state true, and tells of all that changes what it holds or serves.
 
-    `ready` is awaited before a replica is given requests and returns what is to be said of it.
+    `ready` is awaited before a replica is given requests and returns what is to be said of it. `given_up` is told, with
+    each round that failed, of one that is lost or silent and sent no byte for `silence_seconds`: to wait there is vain.
     """
 
     def __init__(
@@ -42,19 +42,23 @@ class Probe:
         *,
         every_seconds: float,
         timeout_seconds: float,
+        silence_seconds: float,
         headers: dict[str, str],
         ready: Callable[[Replica], Awaitable[str]],
         restarted: Callable[[Replica], None],
         sized: Callable[[Replica], None],
+        given_up: Callable[[Replica, str], None],
     ) -> None:
         self._replica = replica
         self._session = session
         self._every = every_seconds
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._silence = silence_seconds
         self._headers = headers
         self._ready = ready
         self._restarted = restarted
         self._sized = sized
+        self._given_up = given_up
         self._failures = 0
         self._rounds = 0
         self._surprises: set[type[Exception]] = set()
@@ -133,6 +137,14 @@ class Probe:
         elif replica.state is State.UNSEEN and why != replica.why:
             log.info("%s is not ready yet: %s", replica.name, why)
         replica.why = why
+        # One that is shutting down refuses connections, too, and still ends the answers that it has begun.
+        if replica.state in (State.LOST, State.SILENT) and self._quiet >= self._silence:
+            self._given_up(replica, f"{why}, and not a byte for {self._silence:g} s (silence_seconds)")
+
+    @property
+    def _quiet(self) -> float:
+        """Seconds since a byte came from it."""
+        return asyncio.get_running_loop().time() - self._replica.heard_at
 
     def _judge(self, error: Exception) -> State:
         """What a failed question makes of a replica that was ready."""
@@ -142,8 +154,7 @@ class Probe:
             return State.READY
         if not isinstance(error, TimeoutError):
             return State.LOST
-        quiet = asyncio.get_running_loop().time() - self._replica.heard_at
-        return State.SILENT if quiet >= SILENCE_SECONDS else State.READY
+        return State.SILENT if self._quiet >= self._silence else State.READY
 
     async def _scrape(self) -> None:
         """Read /metrics. Its absence is no failure: engines without it are routed with defaults."""

@@ -51,6 +51,9 @@ class Observer(Protocol):
     def retries(self, status: int) -> bool:
         """Whether an answer of this status is dropped because another replica will be asked."""
 
+    def elsewhere(self) -> bool:
+        """Whether another replica could be asked instead."""
+
     def answering(self, head: Head) -> Headers:
         """The answer's head is here and will be passed on; returns the headers to add to it."""
 
@@ -152,6 +155,7 @@ class Attempt:
         breaks later broke over the request, which may have been begun."""
         return (
             outcome.ending is Ending.UNREACHED
+            and outcome.begun
             and connection.reused
             and not connection.answered
             and self._loop.time() - connection.sent_at < STALE_SECONDS
@@ -214,6 +218,20 @@ class Attempt:
             self._settle(Outcome(Ending.UNREACHED, why=str(why), begun=True))
         else:
             self._tell(str(why))
+
+    def lost(self, why: str) -> None:
+        """The replica gives no sign of life. A request that waits for its first byte goes elsewhere; where there is no
+        other, it waits on, since this one may wake up."""
+        if self._done.done():
+            return
+        if not self._silent:
+            self._tell(why)
+        elif self._observer.elsewhere():
+            self._settle(Outcome(Ending.UNREACHED, why=why))
+        else:
+            return
+        if self._connection is not None:
+            self._connection.leave()
 
     def _tell(self, why: str) -> None:
         """The client has part of an answer: say that it is only a part."""

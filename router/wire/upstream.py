@@ -44,6 +44,9 @@ class Sink(Protocol):
 
     def broken(self, why: BrokenError) -> None: ...
 
+    def lost(self, why: str) -> None:
+        """The replica gives no sign of life. What becomes of the exchange is the sink's to decide."""
+
 
 class Upstream(asyncio.Protocol):
     """One connection to a replica; one exchange at a time."""
@@ -120,6 +123,11 @@ class Upstream(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def lost(self, why: str) -> None:
+        """The replica gives no sign of life."""
+        if self._sink is not None:
+            self._sink.lost(why)
+
     def pause_reading(self) -> None:
         if not self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = True
@@ -135,6 +143,7 @@ class Upstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's own class is none by inheritance
         self.transport = transport
+        self._pool.open.add(self)
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
@@ -268,6 +277,8 @@ class Pool:
         self._idle_seconds = idle_seconds
         self._tls = tls if tls is not None else (ssl.create_default_context() if address.tls else None)
         self._idle: deque[Upstream] = deque()
+        self.open: set[Upstream] = set()
+        """All connections there are, idle ones among them."""
         self._loop = asyncio.get_running_loop()
         self._name = Name(address.host, address.port)
 
@@ -315,8 +326,18 @@ class Pool:
         self._idle.append(connection)
 
     def forget(self, connection: Upstream) -> None:
+        self.open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+    def lost(self, why: str) -> None:
+        """The replica gives no sign of life: no connection to it is used again, and those in use are told."""
+        while self._idle:
+            connection = self._idle.popleft()
+            if connection.transport is not None:
+                connection.transport.abort()
+        for connection in list(self.open):
+            connection.lost(why)
 
     def close_idle(self, *, older_than: float | None = None) -> None:
         """Close connections idle for `older_than` seconds (default: the pool's own bound, below the engine's 5 s)."""

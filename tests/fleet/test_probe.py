@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from router.app import Router
-from router.fleet.probe import FAILURES_TO_LOSE, SILENCE_SECONDS
+from router.config import Fleet
+from router.fleet.probe import FAILURES_TO_LOSE
 from router.fleet.replica import State
 from tests.wire.conftest import Bench
 from tests.wire.scripted import CHAT, STREAM_HEAD, Received, Scripted, chunk, delta
@@ -29,7 +30,7 @@ async def rounds(router: Router, count: int, which: int = 0) -> State:
 
 
 def long_ago() -> float:
-    return asyncio.get_running_loop().time() - SILENCE_SECONDS - 1
+    return asyncio.get_running_loop().time() - Fleet().silence_seconds - 1
 
 
 async def ask(bench: Bench, router: Router, body: bytes = BODY) -> tuple[int, bytes | None]:
