@@ -7,7 +7,6 @@ and nothing here re-serialises: `without_hand_off` cuts bytes out and leaves eve
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +14,7 @@ import orjson
 
 from router.prompt import apis
 from router.prompt.bodies import STEP, Chat, Known, split
+from router.prompt.members import Codec, codec_of, members
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,7 +207,7 @@ def _cut(text: str, start: int, end: int, carriers: int) -> list[tuple[int, int]
     """What of the object in `text[start:end]` must go, as ranges. `carriers`: how many more levels are looked into."""
     cut: list[tuple[int, int]] = []
     comma_of_last_kept: int | None = None
-    for member in _members(text, start, end):
+    for member in members(text, start, end):
         if member.name not in HAND_OFF_KEYS:
             comma_of_last_kept = member.comma
             if carriers and member.name in CARRIERS:
@@ -277,49 +277,11 @@ def _are_ids(ids: list[Any]) -> bool:
     return set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    name: str
-    start: int  # of the key's quote
-    value: int  # where the value begins, or the white space before it
-    end: int  # after the value
-    comma: int | None  # the comma that follows it, if one does
-
-
-@dataclass(frozen=True, slots=True)
-class _Codec:
-    name: str
-    mark: bytes
-
-    def decode(self, body: bytes) -> str:
-        return body[len(self.mark) :].decode(self.name, "surrogatepass")
-
-    def encode(self, text: str) -> bytes:
-        return self.mark + text.encode(self.name, "surrogatepass")
-
-
-def _codec(body: bytes) -> _Codec:
-    """The encoding that json.loads would detect, with the byte order mark apart."""
-    name = json.detect_encoding(body)
-    if name == "utf-8-sig":
-        return _Codec("utf-8", body[:3])
-    if name in ("utf-16", "utf-32"):  # detected by their mark, which also tells the byte order
-        width = 2 if name == "utf-16" else 4
-        order = "le" if body[:1] == b"\xff" else "be"
-        return _Codec(f"{name}-{order}", body[:width])
-    return _Codec(name, b"")
-
-
-# A string without an end runs to the end of the text, and nothing is tried twice: hostile text must not cost more time
-# than other text of its length.
-_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\],:]', re.DOTALL)
-
-
-def _decoded(body: bytes) -> tuple[str, _Codec] | None:
+def _decoded(body: bytes) -> tuple[str, Codec] | None:
     """The body's text and encoding, where it may hold a hand-off at all; None otherwise."""
     if b"transfer_params" not in body and b"\\u" not in body and b"\0" not in body:
         return None  # neither plainly, nor in escapes, nor in an encoding of wider characters
-    codec = _codec(body)
+    codec = codec_of(body)
     try:
         return codec.decode(body), codec
     except UnicodeDecodeError:
@@ -332,36 +294,3 @@ def _found_by_scan(body: bytes) -> bool:
     """
     found = _decoded(body)
     return found is not None and bool(_cut(found[0], 0, len(found[0]), _CARRIED))
-
-
-def _members(text: str, start: int, end: int) -> list[_Member]:
-    """The members of the object that `text[start:end]` holds, in order; none where it holds anything else."""
-    members: list[_Member] = []
-    depth = 0
-    key: re.Match[str] | None = None
-    value = 0
-    for token in _TOKEN.finditer(text, start, end):
-        mark = text[token.start()]
-        if mark in "{[":
-            if depth == 0 and (mark == "[" or text[start : token.start()].strip(" \t\n\r")):
-                return []
-            depth += 1
-        elif depth == 1 and mark == '"' and key is None:
-            key = token
-        elif depth == 1 and mark == ":" and not value:
-            value = token.end()
-        elif depth == 1 and mark in ",}" and key is not None:
-            after = token.start()
-            while text[after - 1] in " \t\n\r":
-                after -= 1
-            try:
-                name = json.loads(key.group())
-            except ValueError:
-                return []
-            members.append(_Member(name, key.start(), value, after, token.start() if mark == "," else None))
-            key, value = None, 0
-        if mark in "}]":
-            depth -= 1
-            if depth == 0:
-                break
-    return members

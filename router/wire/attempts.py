@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from router.wire import errors
 from router.wire.http import Head, Headers, Request, request_head, response_head
+from router.wire.stream import Verdict
 from router.wire.upstream import BrokenError, ExhaustedError, Pool, Upstream
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ class Observer(Protocol):
         """A piece of the answer's body, in order."""
 
 
+class Hold(Protocol):
+    """Keeps the beginning of an event stream back, so that an error in it can still be answered by another attempt."""
+
+    def by(self, piece: bytes) -> Verdict:
+        """What the stream begins with, told of each piece until it is an answer or an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds without a byte before a replica is given up: before its answer begins, over all attempts of a request
@@ -79,6 +87,7 @@ class Attempt:
         "_client",
         "_connection",
         "_done",
+        "_hold",
         "_last",
         "_loop",
         "_observer",
@@ -93,12 +102,19 @@ class Attempt:
     )
 
     def __init__(
-        self, client: Front, request: Request, observer: Observer, patience: Patience, added: Headers | None = None
+        self,
+        client: Front,
+        request: Request,
+        observer: Observer,
+        patience: Patience,
+        added: Headers | None = None,
+        hold: Hold | None = None,
     ) -> None:
-        """`added`: headers for the replica beside the client's own."""
+        """`added`: headers for the replica beside the client's own. `hold`: whether the answer may be shown yet."""
         self._client = client
         self._request = request
         self._added = added
+        self._hold = hold
         self._observer = observer
         self._patience = patience
         self._loop = asyncio.get_running_loop()
@@ -150,6 +166,11 @@ class Attempt:
             if self._connection is not None and (self._done.cancelled() or not self._done.done()):
                 self._connection.leave()
 
+    @property
+    def sent(self) -> bool:
+        """Whether a replica was sent the request, or a part of it."""
+        return self._connection is not None
+
     def _stale(self, connection: Upstream, outcome: Outcome) -> bool:
         """Whether a kept connection broke at once: then its end had been on its way before the request was. One that
         breaks later broke over the request, which may have been begun."""
@@ -189,10 +210,25 @@ class Attempt:
         kind = (head.header(b"content-type") or b"").lower()
         # Into a compressed stream no plain event can be written.
         self._plain_events = kind.startswith(b"text/event-stream") and head.header(b"content-encoding") is None
-        self._client.begin(valve=self._connection)
         self._out.append(response_head(head, extra, chunked=self._chunked, close=close))
+        if self._hold is None or not self._plain_events or head.status != 200:
+            self._show()
+
+    def _show(self) -> None:
+        """From here on the client sees the answer, and no other attempt can take its place."""
+        self._hold = None
+        self._client.begin(valve=self._connection)
 
     def body(self, piece: bytes) -> None:
+        if self._hold is not None:
+            verdict = self._hold.by(piece)
+            if verdict is Verdict.ERROR:
+                self._settle(Outcome(Ending.REFUSED, 200, "its stream began with an error", begun=True))
+                assert self._connection is not None
+                self._connection.leave()
+                return
+            if verdict is Verdict.ANSWER:
+                self._show()
         if self._chunked:
             self._out += (b"%x\r\n" % len(piece), piece, b"\r\n")
         else:
@@ -202,11 +238,13 @@ class Attempt:
 
     def flush(self) -> None:
         self._last = self._loop.time()
-        if self._out:
+        if self._out and self._hold is None:
             self._client.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
             self._out.clear()
 
     def complete(self) -> None:
+        if self._hold is not None:
+            self._show()
         if self._chunked:
             self._out.append(b"0\r\n\r\n")
         self.flush()
@@ -214,7 +252,7 @@ class Attempt:
         self._settle(Outcome(Ending.COMPLETE, self._status))
 
     def broken(self, why: BrokenError) -> None:
-        if self._silent:
+        if self._silent or self._hold is not None:
             self._settle(Outcome(Ending.UNREACHED, why=str(why), begun=True))
         else:
             self._tell(str(why))
@@ -224,7 +262,7 @@ class Attempt:
         other, it waits on, since this one may wake up."""
         if self._done.done():
             return
-        if not self._silent:
+        if not self._silent and self._hold is None:
             self._tell(why)
         elif self._observer.elsewhere():
             self._settle(Outcome(Ending.UNREACHED, why=why))
@@ -265,6 +303,8 @@ class Attempt:
             return
         if self._silent:
             self._settle(Outcome(Ending.SILENT, why=f"no answer within {bound:g} s (first_byte_timeout_seconds)"))
+        elif self._hold is not None:
+            self._settle(Outcome(Ending.SILENT, why=f"it sent nothing for {bound:g} s (idle_timeout_seconds)"))
         elif self._client.stalled:
             # Not the replica's fault: its bytes lie here unread.
             self._client.abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import orjson
@@ -14,6 +15,8 @@ MAX_JSON_BYTES = 1024 * 1024
 # An answer's text beyond this is no longer gathered: its blocks will not be known to the index.
 MAX_TEXT_CHARS = 1024 * 1024
 MAX_TOKEN_IDS = 128 * 1024
+# A first chunk that names the role is a few hundred bytes; what is longer than this is an answer.
+MAX_OPENING_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -51,6 +54,57 @@ class FirstEvent:
             if line.startswith((b"data:", b"event:")):
                 return True
         return False
+
+
+class Verdict(Enum):
+    """What a stream begins with."""
+
+    NOTHING = "nothing yet"
+    ANSWER = "an answer"
+    ERROR = "an error"
+
+
+class Opening:
+    """Tells whether an event stream of chat completions or completions begins with an answer or with an error.
+
+    An engine that could not load a prompt's KV says so in the stream, behind a first chunk that only names the role.
+    Nobody has been shown anything by then: the request can still be answered otherwise.
+    """
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines = b""
+
+    def by(self, piece: bytes) -> Verdict:
+        """What it begins with, by what was given so far. Not asked again after it has said."""
+        *lines, self._lines = (self._lines + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (verdict := _opens_with(line[5:].strip())) is not Verdict.NOTHING:
+                return verdict
+        return Verdict.ANSWER if len(self._lines) > MAX_OPENING_BYTES else Verdict.NOTHING
+
+
+def _opens_with(data: bytes) -> Verdict:
+    try:
+        event: Any = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return Verdict.ANSWER
+    if not isinstance(event, dict):
+        return Verdict.ANSWER
+    if event.get("error") is not None:
+        return Verdict.ERROR
+    choices = event.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return Verdict.ANSWER
+    return Verdict.NOTHING if all(map(_only_a_role, choices)) else Verdict.ANSWER
+
+
+def _only_a_role(choice: Any) -> bool:
+    delta = choice.get("delta") if isinstance(choice, dict) else None
+    if not isinstance(delta, dict) or choice.get("finish_reason") is not None:
+        return False
+    return not any(value for name, value in delta.items() if name != "role")
 
 
 class Watch(Protocol):

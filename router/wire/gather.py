@@ -1,0 +1,96 @@
+"""One request whose answer is for the router itself, not for the client: gathered whole, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from router.wire.attempts import STALE_SECONDS
+from router.wire.http import request_head
+from router.wire.upstream import BrokenError
+
+if TYPE_CHECKING:
+    from router.wire.http import Head, Headers, Request
+    from router.wire.upstream import Pool, Upstream
+
+# Block ids and token ids of a prompt of a million tokens take less than half of it.
+MAX_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A whole answer."""
+
+    status: int
+    body: bytes
+
+
+class Gather:
+    """A `Sink` that keeps what comes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.answer: asyncio.Future[Gathered] = asyncio.get_running_loop().create_future()
+        self._max = max_bytes
+        self._status = 0
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def head(self, head: Head) -> None:
+        self._status = head.status
+
+    def body(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size <= self._max:
+            self._pieces.append(piece)
+
+    def flush(self) -> None:
+        if self._size > self._max:
+            self.broken(BrokenError(f"its answer is longer than {self._max} bytes"))
+
+    def complete(self) -> None:
+        if self._size > self._max:
+            self.flush()
+        elif not self.answer.done():
+            self.answer.set_result(Gathered(self._status, b"".join(self._pieces)))
+
+    def broken(self, why: BrokenError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(why)
+
+    def lost(self, why: str) -> None:
+        self.broken(BrokenError(why))
+
+
+async def gather(
+    pool: Pool, request: Request, body: bytes, *, added: Headers, seconds: float, max_bytes: int = MAX_BYTES
+) -> Gathered:
+    """Send `request` with another body, and wait for the whole answer.
+
+    Raises BrokenError where there is none, TimeoutError where it does not come in time. Whatever ends it early, the
+    replica is left at once, so that it stops working for nobody.
+    """
+    address = pool.address
+    head = request_head(request, len(body), address.authority.encode("latin-1"), address.base.encode("latin-1"), added)
+    clock = asyncio.get_running_loop().time
+    async with asyncio.timeout(seconds):
+        connection = await pool.connection()
+        while True:
+            try:
+                return await _exchange(connection, head, body, max_bytes)
+            except BrokenError:
+                # One that was closed while idle shows it when it is used again; a fresh one settles it.
+                stale = connection.reused and not connection.answered
+                if not stale or clock() - connection.sent_at >= STALE_SECONDS:
+                    raise
+            connection = await pool.connection(fresh=True)
+
+
+async def _exchange(connection: Upstream, head: bytes, body: bytes, max_bytes: int) -> Gathered:
+    sink = Gather(max_bytes)
+    connection.send(head, body, sink, head_only=False)
+    try:
+        return await sink.answer
+    except BaseException:
+        connection.leave()
+        raise
