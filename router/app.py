@@ -20,11 +20,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from router.admin.api import application
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
-from router.config import ConfigError, Settings, urls
+from router.config import ConfigError, Settings, reloaded, urls
 from router.credentials import Credentials
 from router.feeds import Feeds
 from router.fleet.breaker import Condition
-from router.fleet.discovery import Fleet
+from router.fleet.discovery import Fleet, members
 from router.fleet.probe import Probe
 from router.fleet.rates import Rates
 from router.fleet.replica import Role, State
@@ -36,11 +36,12 @@ from router.index.shared_codec import Others
 from router.index.shared_embedded import Embedded
 from router.index.shared_index import ToldIndex
 from router.index.shared_link import parse_targets, read_password, tls_context
-from router.journey import Journey
+from router.journey import Journey, Rules
 from router.learning import tell
 from router.prompt.readers import Readers
 from router.prompt.tokens import TokenizerError
 from router.reading import Reading
+from router.roster import Roster
 from router.telemetry import Telemetry
 from router.wire.attempts import Patience
 from router.wire.front import Door, Limits
@@ -52,7 +53,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from router.choose.policies import Policy
+    from router.config import Address
     from router.fleet.replica import Replica
+    from router.fleet.subscription import Source
     from router.index.shared_link import Target
 
 log = logging.getLogger("warmroute")
@@ -79,14 +83,7 @@ class Router:
         self._credentials = Credentials.read(settings)
         if settings.listen.port == settings.admin.admin_port > 0:
             raise ConfigError(f"--port and --admin-port are both {settings.listen.port}")
-        if (
-            self._credentials.admin_token is None
-            and settings.admin.admin_port >= 0
-            and not _loopback(settings.admin.admin_host)
-        ):
-            raise ConfigError(
-                f"--admin-host {settings.admin.admin_host} is not loopback: name a token with --admin-token-file"
-            )
+        _check_admin(settings, self._credentials)
         self.fleet = Fleet(
             settings.replicas, prefill=urls(settings.handoff.prefill), decode=urls(settings.handoff.decode)
         )
@@ -102,16 +99,15 @@ class Router:
         self.leaving = False
         self.terminated = False
         """A supervisor ends us: load balancers are given the grace to look elsewhere."""
-        try:
-            self._event_sources = parse_sources(settings.events.event_sources)
-        except SourceError as error:
-            raise ConfigError(f"--event-sources {error}") from None
-        if unknown := [name for name in self._event_sources if name not in (each.name for each in self.fleet)]:
-            raise ConfigError(f"--event-sources names {unknown[0]}, which is not among the replicas")
+        self._event_sources = _event_sources(settings)
         self.feeds: Feeds | None = None
         self._stack = AsyncExitStack()
         self._pools: dict[str, Pool] = {}
-        self._probes: list[Probe] = []
+        self._roster: Roster | None = None
+        self._probe_headers = self._credentials.probe_headers
+        self._dispatch = Dispatch(self.index, self.rates, _policy(settings))
+        self._journey: Journey | None = None
+        self._reloading = asyncio.Lock()
         self.door: Door | None = None
 
     async def __aenter__(self) -> Router:
@@ -124,13 +120,6 @@ class Router:
     async def _open(self) -> Router:
         settings = self.settings
         fleet, listen = settings.fleet, settings.listen
-        for replica in self.fleet:
-            self.index.size(replica.name, settings.choice.default_pool_blocks)
-            self._pools[replica.name] = Pool(
-                replica.address,
-                connect_seconds=fleet.connect_timeout_seconds,
-                idle_seconds=fleet.upstream_idle_seconds,
-            )
         if self._embedded is not None:
             self._targets[:] = [await self._stack.enter_async_context(self._embedded)]
         reading = Reading(self.fleet, self.readers, settings.prompt.hash_seed)
@@ -139,31 +128,17 @@ class Router:
             fleet=self.fleet,
             pools=self._pools,
             reading=reading,
-            dispatch=Dispatch(
-                self.index, self.rates, policy(settings.choice.policy, tie_band_ms=settings.choice.tie_band_ms)
-            ),
+            dispatch=self._dispatch,
             feedback=self.feedback,
             telemetry=self.telemetry,
-            patience=Patience(fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds),
-            max_attempts=fleet.max_attempts,
-            show_choice=listen.show_choice,
+            rules=_rules(settings, self._credentials),
             shared=self.shared,
-            replica_headers=self._credentials.request_headers,
         )
+        self._journey = journey
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
         sys.setswitchinterval(SWITCH_SECONDS)
         own = Own(journey.serve, missing=self._missing, lacking=self.fleet.lacking, metrics=self.telemetry.page)
-        limits = Limits(
-            header_bytes=listen.max_header_bytes,
-            header_count=listen.max_headers,
-            body_bytes=listen.max_body_bytes,
-            buffered_bytes=listen.max_buffered_bytes,
-            connections=listen.max_connections,
-            header_seconds=listen.header_timeout_seconds,
-            body_seconds=listen.body_timeout_seconds,
-            idle_seconds=listen.keep_alive_seconds,
-        )
-        self.door = Door(own.serve, limits, functools.partial(self.telemetry.request, "refused"))
+        self.door = Door(own.serve, _limits(settings), functools.partial(self.telemetry.request, "refused"))
         self.door.keys = self._credentials.clients
         # From here on clients can connect; they are let in once it is known who is there to serve them.
         listening = _listen(listen.host, listen.port)
@@ -181,35 +156,44 @@ class Router:
             hash_seed=settings.prompt.hash_seed,
             max_blocks=settings.choice.max_pool_blocks,
             timeout_seconds=fleet.probe_timeout_seconds,
-            headers=self._credentials.probe_headers,
+            headers=self._probe_headers,
         )
         self._stack.push_async_callback(self.feeds.close)
-        self._probes = [
-            Probe(
+        roster = self._roster = Roster(
+            fleet=self.fleet,
+            index=self.index,
+            pools=self._pools,
+            feeds=self.feeds,
+            feedback=self.feedback,
+            rates=self.rates,
+            telemetry=self.telemetry,
+            shared=self.shared,
+            blocks=settings.choice.default_pool_blocks,
+            pool=lambda address: Pool(
+                address, connect_seconds=fleet.connect_timeout_seconds, idle_seconds=fleet.upstream_idle_seconds
+            ),
+            probe=lambda replica: Probe(
                 replica,
                 session,
                 every_seconds=fleet.probe_seconds,
                 timeout_seconds=fleet.probe_timeout_seconds,
                 silence_seconds=fleet.silence_seconds,
-                headers=self._credentials.probe_headers,
+                headers=self._probe_headers,
                 ready=self._ready,
                 restarted=self._restarted,
                 sized=self._sized,
                 given_up=self._given_up,
-            )
-            for replica in self.fleet
-        ]
+            ),
+        )
+        self._stack.push_async_callback(roster.close)
         if settings.admin.admin_port >= 0:
             await self._start_admin(journey)
-        rounds = [asyncio.create_task(probe.once()) for probe in self._probes]
-        self._stack.push_async_callback(_cancel, rounds)
-        await self._first_ready(rounds)
+        await self._first_ready([roster.begin(replica) for replica in self.fleet])
         if self.shared is not None:
             await self.shared.start()
             self._stack.push_async_callback(self.shared.stop)
-        tasks = [asyncio.create_task(probe.run(begun)) for probe, begun in zip(self._probes, rounds, strict=True)]
-        tasks.append(asyncio.create_task(self._sweep()))
-        self._stack.push_async_callback(_cancel, tasks)
+        sweeping = asyncio.create_task(self._sweep(roster))
+        self._stack.push_async_callback(_cancel, [sweeping])
         server = await asyncio.get_running_loop().create_server(self.door.connection, sock=listening, backlog=BACKLOG)
         # First of all that is taken down: while answers end, everything else goes on.
         self._stack.push_async_callback(self._stop, server)
@@ -223,6 +207,34 @@ class Router:
         if pending:
             await asyncio.wait(pending, timeout=LATECOMERS_SECONDS)
 
+    async def reload(self, wanted: Settings) -> None:
+        """Take up other settings, and what the files that they name hold by now. No answer under way notices. Raises
+        ConfigError where something is wrong; then all stays as it was."""
+        async with self._reloading:
+            settings, changed, fixed = reloaded(self.settings, wanted)
+            credentials, sources = Credentials.read(settings), _event_sources(settings)
+            _check_admin(settings, credentials)
+            for name in fixed:
+                log.warning("%s is read at start alone: a restart is needed for another one", name)
+            assert self.door is not None
+            assert self._journey is not None
+            assert self._roster is not None
+            assert self.feeds is not None
+            self.settings, self._credentials = settings, credentials
+            self.door.limits, self.door.keys = _limits(settings), credentials.clients
+            self._journey.rules = _rules(settings, credentials)
+            if {"policy", "tie_band_ms"} & set(changed):
+                self._dispatch.policy = _policy(settings)
+            self._probe_headers.clear()
+            self._probe_headers.update(credentials.probe_headers)
+            elsewhere = self.feeds.configure(sources)
+            come, gone = await self._roster.become(_members(settings))
+            for replica in self.fleet.ready():
+                if replica.name in elsewhere and replica.name not in come:
+                    log.info("%s: %s", replica.name, await self.feeds.attach(replica, exact=self._exact(replica)))
+            said = [*(f"+{name}" for name in come), *(f"-{name}" for name in gone), *changed]
+            log.info("settings reloaded: %s", ", ".join(said) or "no setting differs; files of keys were read anew")
+
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
@@ -230,7 +242,7 @@ class Router:
         settings = self.settings
         runner = web.AppRunner(
             application(
-                token=self._credentials.admin_token,
+                token=lambda: self._credentials.admin_token,
                 explain=journey.explain,
                 replicas=self._replicas,
                 max_body_bytes=settings.listen.max_body_bytes,
@@ -338,9 +350,10 @@ class Router:
         for replica in self.fleet:
             replica.elsewhere = others[replica.name].in_flight if replica.name in others else 0
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, roster: Roster) -> None:
         while True:
             await asyncio.sleep(1.0)
+            roster.sweep()
             for pool in self._pools.values():
                 pool.close_idle()
             self.fleet.settle_roles()
@@ -377,7 +390,7 @@ class Router:
         )
         error = family("prediction_error", "Mean error of predicted cached tokens, as a share of the prompt.")
         slowness = family("prefill_slowness", "Its prefill time over the fleet's typical one.")
-        for replica in self.fleet:
+        for replica in (*self.fleet, *self.fleet.leaving):
             label = [replica.name]
             ready.add_metric(label, float(replica.state is State.READY))
             state = replica.breaker.state(now)
@@ -542,6 +555,55 @@ class Router:
         await asyncio.sleep(0)
         for pool in self._pools.values():
             pool.close_idle(older_than=0.0)
+
+
+def _members(settings: Settings) -> dict[Address, Role | None]:
+    return members(settings.replicas, prefill=urls(settings.handoff.prefill), decode=urls(settings.handoff.decode))
+
+
+def _limits(settings: Settings) -> Limits:
+    listen = settings.listen
+    return Limits(
+        header_bytes=listen.max_header_bytes,
+        header_count=listen.max_headers,
+        body_bytes=listen.max_body_bytes,
+        buffered_bytes=listen.max_buffered_bytes,
+        connections=listen.max_connections,
+        header_seconds=listen.header_timeout_seconds,
+        body_seconds=listen.body_timeout_seconds,
+        idle_seconds=listen.keep_alive_seconds,
+    )
+
+
+def _rules(settings: Settings, credentials: Credentials) -> Rules:
+    fleet = settings.fleet
+    return Rules(
+        patience=Patience(fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds),
+        max_attempts=fleet.max_attempts,
+        show_choice=settings.listen.show_choice,
+        replica_headers=credentials.request_headers,
+    )
+
+
+def _policy(settings: Settings) -> Policy:
+    return policy(settings.choice.policy, tie_band_ms=settings.choice.tie_band_ms)
+
+
+def _event_sources(settings: Settings) -> dict[str, dict[int, Source]]:
+    try:
+        sources = parse_sources(settings.events.event_sources)
+    except SourceError as error:
+        raise ConfigError(f"--event-sources {error}") from None
+    names = {address.name for address in _members(settings)}
+    if unknown := [name for name in sources if name not in names]:
+        raise ConfigError(f"--event-sources names {unknown[0]}, which is not among the replicas")
+    return sources
+
+
+def _check_admin(settings: Settings, credentials: Credentials) -> None:
+    admin = settings.admin
+    if credentials.admin_token is None and admin.admin_port >= 0 and not _loopback(admin.admin_host):
+        raise ConfigError(f"--admin-host {admin.admin_host} is not loopback: name a token with --admin-token-file")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import difflib
+import functools
 import json
 import logging
 import resource
@@ -24,7 +25,9 @@ from router.app import Router
 from router.config import SECTIONS, ConfigError, Leaf, Settings, leaves, load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger("warmroute")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,14 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "explain":
         return explain(arguments)
     flags = {leaf.name: value for leaf in leaves() if (value := getattr(arguments, leaf.name)) is not None}
+    read = functools.partial(
+        load, replicas=arguments.replica, file=Path(arguments.config) if arguments.config else None, flags=flags
+    )
     try:
-        settings = load(
-            replicas=arguments.replica, file=Path(arguments.config) if arguments.config else None, flags=flags
-        )
+        settings = read()
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )
-        return uvloop.run(_serve(settings))
+        return uvloop.run(_serve(settings, read))
     except ConfigError as error:
         print(f"warmroute: {error}", file=sys.stderr)
         return 2
@@ -141,11 +145,12 @@ def explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # what it would reload is being read just now
     files = _raise_file_limit()
     router = Router(settings)
     opening, stopping = asyncio.create_task(router.__aenter__()), asyncio.create_task(stop.wait())
@@ -163,6 +168,14 @@ async def _serve(settings: Settings) -> int:
             stop.set()
 
         loop.add_signal_handler(signal.SIGTERM, terminate)
+        reloads: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            task = asyncio.create_task(_reload(router, read))
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
         print(router.announcement(), file=sys.stderr, flush=True)
         # A stream holds two: the client's and the replica's.
         if files // 2 < settings.listen.max_connections:
@@ -176,6 +189,15 @@ async def _serve(settings: Settings) -> int:
     finally:
         await router.__aexit__()
     return 0
+
+
+async def _reload(router: Router, read: Callable[[], Settings]) -> None:
+    try:
+        await router.reload(read())
+    except ConfigError as error:
+        log.error("settings not reloaded, the old ones stay: %s", error)
+    except Exception:
+        log.exception("reloading the settings failed inside the router")
 
 
 def _raise_file_limit() -> int:

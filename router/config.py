@@ -47,6 +47,11 @@ class Address:
         return f"{host}:{self.port}"
 
     @property
+    def name(self) -> str:
+        """What its replica is called."""
+        return self.authority + self.base
+
+    @property
     def url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
 
@@ -334,6 +339,34 @@ class Settings(Section, frozen=True):
     admin: Admin = Admin()
 
 
+LIVE = frozenset(
+    {
+        "max_body_bytes",
+        "max_buffered_bytes",
+        "max_header_bytes",
+        "max_headers",
+        "max_connections",
+        "header_timeout_seconds",
+        "body_timeout_seconds",
+        "keep_alive_seconds",
+        "drain_seconds",
+        "grace_seconds",
+        "client_keys_file",
+        "show_choice",
+        "first_byte_timeout_seconds",
+        "idle_timeout_seconds",
+        "max_attempts",
+        "prefill",
+        "decode",
+        "api_key_file",
+        "event_sources",
+        "policy",
+        "tie_band_ms",
+        "admin_token_file",
+    }
+)
+"""Settings that a reload (SIGHUP) takes up, beside `replicas`. All others are read at start alone."""
+
 SECTIONS: dict[str, type[Section]] = {
     "listen": Listen,
     "fleet": Fleet,
@@ -451,16 +484,32 @@ def load(
                 address = parse_url(url)
             except ConfigError as error:
                 raise ConfigError(f"{where}{error}") from None
-            name = address.authority + address.base
-            if name in seen:
-                raise ConfigError(f"{where}replica {url} is given twice (as {seen[name]})")
-            seen[name] = url
+            if address.name in seen:
+                raise ConfigError(f"{where}replica {url} is given twice (as {seen[address.name]})")
+            seen[address.name] = url
     return settings
 
 
 def urls(text: str) -> list[str]:
     """The URLs of a setting that is a list of them."""
     return text.replace(",", " ").split()
+
+
+def reloaded(old: Settings, new: Settings) -> tuple[Settings, list[str], list[str]]:
+    """What holds after a reload; the names of the settings that change, and of those that would need a restart."""
+    changed, fixed = [], []
+    sections: dict[str, Any] = {"replicas": new.replicas}
+    for leaf in leaves():
+        section = sections.setdefault(leaf.section, getattr(new, leaf.section))
+        was = getattr(getattr(old, leaf.section), leaf.name)
+        if getattr(section, leaf.name) == was:
+            continue
+        if leaf.name in LIVE:
+            changed.append(leaf.name)
+        else:
+            fixed.append(leaf.name)
+            sections[leaf.section] = msgspec.structs.replace(section, **{leaf.name: was})
+    return msgspec.structs.replace(new, **sections), changed, fixed
 
 
 def _service_link(key: str, text: str) -> bool:
@@ -545,6 +594,8 @@ def page() -> str:
         "(`WARMROUTE_PORT=8080`) or on the command line (`--port 8080`); the later wins. Unknown names are refused.",
         "`replicas` is the list of URLs: positional on the command line, `replicas:` in the file,",
         "`WARMROUTE_REPLICAS` (separated by spaces) in the environment.",
+        "",
+        "What is marked * is taken up anew on SIGHUP, as `replicas` is; the rest is read at start alone.",
     ]
     section = ""
     for leaf in leaves():
@@ -569,7 +620,8 @@ def page() -> str:
             if leaf.choices and leaf.type is not bool
             else ""
         )
-        lines.append(f"| `{leaf.name}` | {default} | {leaf.text}{choices} |")
+        mark = "*" if leaf.name in LIVE else ""
+        lines.append(f"| `{leaf.name}`{mark} | {default} | {leaf.text}{choices} |")
     return "\n".join(lines) + "\n"
 
 

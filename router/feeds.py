@@ -115,6 +115,17 @@ class Feeds:
                     await each.subscription.settled.wait()
         return self.describe(replica.name)
 
+    async def detach(self, name: str) -> None:
+        """Hear a replica no more: it has left."""
+        await self._stop(name)
+        for label in [label for label in self._said if label == name or label.startswith(f"{name} rank ")]:
+            del self._said[label]
+
+    def configure(self, sources: dict[str, dict[int, Source]]) -> list[str]:
+        """Other sources hold from now on. Returns the replicas whose sources change: they are to be attached anew."""
+        before, self._configured = self._configured, sources
+        return [name for name in before | sources if before.get(name) != sources.get(name)]
+
     async def _find(self, replica: Replica) -> dict[int, Source]:
         if replica.name in self._configured:
             return self._configured[replica.name]

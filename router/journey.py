@@ -18,6 +18,7 @@ import asyncio
 import functools
 import logging
 import math
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,17 @@ MAX_ASKED = 16
 TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a reload may change of how requests are served. `replica_headers`: what each request carries to a replica
+    beside the client's own headers."""
+
+    patience: Patience
+    max_attempts: int
+    show_choice: bool
+    replica_headers: Headers
+
+
 class Journey:
     """Serves requests. One for all of them; what belongs to one request is in `Prompt` and `Leg`."""
 
@@ -67,24 +79,17 @@ class Journey:
         dispatch: Dispatch,
         feedback: Feedback,
         telemetry: Telemetry,
-        patience: Patience,
-        max_attempts: int,
-        show_choice: bool,
+        rules: Rules,
         shared: Shared | None = None,
-        replica_headers: Headers | None = None,
     ) -> None:
-        """`replica_headers`: what each request carries to a replica beside the client's own headers."""
         self._fleet = fleet
         self._pools = pools
         self._reading = reading
         self._dispatch = dispatch
         self._feedback = feedback
         self._telemetry = telemetry
-        self._patience = patience
-        self._max_attempts = max_attempts
-        self._show_choice = show_choice
+        self.rules = rules
         self._shared = shared
-        self.replica_headers: Headers = replica_headers or []
         self._learning = Learning(
             reading=reading,
             dispatch=dispatch,
@@ -109,6 +114,7 @@ class Journey:
 
     async def _serve(self, request: Request, client: Front) -> tuple[str, int]:
         """How it ended, and the status that the client was told."""
+        rules = self.rules
         body = request.body
         ask, size = Ask(), 0
         begun = perf_counter()
@@ -123,12 +129,12 @@ class Journey:
             )
         prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, request.path, len(body)))
 
-        deadline = self._clock() + self._patience.first_byte
+        deadline = self._clock() + rules.patience.first_byte
         tried: list[str] = []
         evidence = Evidence(self._clock)
         doubtful = False
         last = Outcome(Ending.UNREACHED)
-        while len(tried) < self._max_attempts and self._clock() < deadline:
+        while len(tried) < rules.max_attempts and self._clock() < deadline:
             outside = await self._outside(prompt, self._candidates(ask.model, tried)) if self._shared else None
             replicas = self._candidates(ask.model, tried)
             if not replicas:
@@ -143,9 +149,9 @@ class Journey:
             evidence.sent(replica)
             leg.may_move = functools.partial(self._may_move, ask.model, tuple(tried))
             leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
-            patience = Patience(max(0.001, deadline - self._clock()), self._patience.idle)
+            patience = Patience(max(0.001, deadline - self._clock()), rules.patience.idle)
             try:
-                added = [*leg.added(), *self.replica_headers]
+                added = [*leg.added(), *rules.replica_headers]
                 last = await Attempt(client, request, leg, patience, added).run(self._pools[replica.name], body)
             except asyncio.CancelledError:
                 evidence.left(replica)
@@ -174,7 +180,7 @@ class Journey:
         if not tried:
             return self._refuse(client, self._none(ask.model))
         if last.ending is Ending.SILENT:
-            return self._refuse(client, errors.first_byte_timeout(tried[-1], self._patience.first_byte))
+            return self._refuse(client, errors.first_byte_timeout(tried[-1], rules.patience.first_byte))
         return self._refuse(client, errors.unreachable(tried, last.why))
 
     @staticmethod
@@ -184,7 +190,7 @@ class Journey:
 
     def _may_retry(self, model: str | None, tried: tuple[str, ...], doubtful: bool, status: int) -> bool:
         """Whether an answer of this status is dropped because another replica will be asked."""
-        if status not in TRY_ELSEWHERE or (status == 500 and doubtful) or len(tried) >= self._max_attempts:
+        if status not in TRY_ELSEWHERE or (status == 500 and doubtful) or len(tried) >= self.rules.max_attempts:
             return False
         return bool(self._candidates(model, tried))
 
@@ -229,7 +235,7 @@ class Journey:
 
     def _may_move(self, model: str | None, tried: tuple[str, ...]) -> bool:
         """Whether a replica that is alive could be asked instead."""
-        if len(tried) >= self._max_attempts:
+        if len(tried) >= self.rules.max_attempts:
             return False
         return any(replica.state is State.READY for replica in self._candidates(model, tried))
 
@@ -286,5 +292,9 @@ class Journey:
         counters.predicted_tokens.inc(hit)
         self._feedback.placed(name, hit)
         return Leg(
-            prompt, placement, self._learning.first_token, show_choice=self._show_choice, rank_given=rank is not None
+            prompt,
+            placement,
+            self._learning.first_token,
+            show_choice=self.rules.show_choice,
+            rank_given=rank is not None,
         )

@@ -42,6 +42,10 @@ class ReplicaCounters:
             counter = self._attempts[ending] = self._telemetry.attempts.labels(self._replica, ending)
         counter.inc()
 
+    def endings(self) -> list[str]:
+        """How attempts there have ended so far."""
+        return list(self._attempts)
+
 
 class Telemetry:
     """Counters and histograms that the journey feeds, and gauges read from the live state when asked."""
@@ -118,6 +122,24 @@ class Telemetry:
         if counters is None:
             counters = self._replicas[name] = ReplicaCounters(self, name)
         return counters
+
+    def replicas(self) -> set[str]:
+        """Those that have series."""
+        return set(self._replicas)
+
+    def forget(self, name: str) -> None:
+        """A replica has left: its series go."""
+        counters = self._replicas.pop(name)
+        for ending in counters.endings():
+            self.attempts.remove(name, ending)
+        for family in (
+            self.prompt_tokens,
+            self.predicted_tokens,
+            self.delivered_tokens,
+            self.completion_tokens,
+            self.ttft,
+        ):
+            family.remove(name)
 
     def request(self, ending: str, status: int) -> None:
         """Count a request. `status`: what the client was told, 0 where it was told none."""

@@ -17,18 +17,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def application(
     *,
-    token: str | None,
+    token: Callable[[], str | None],
     explain: Callable[[str, bytes], Awaitable[Explanation]],
     replicas: Callable[[], list[dict[str, Any]]],
     max_body_bytes: int,
 ) -> web.Application:
-    """The admin side's routes. `token`: what `Authorization: Bearer` must carry; None asks for nothing."""
+    """The admin side's routes. `token`: what `Authorization: Bearer` must carry just now; None asks for nothing."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if token is not None and request.path != "/health":
+        if (wanted := token()) is not None and request.path != "/health":
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), token.encode()):
+            if not hmac.compare_digest(given.encode(), wanted.encode()):
                 return _error(401, "The admin side asks for `Authorization: Bearer TOKEN` (admin_token_file).")
         try:
             return await handler(request)

@@ -74,7 +74,7 @@ class Dispatch:
     def __init__(self, index: Index, rates: Rates, policy: Policy) -> None:
         self._index = index
         self._rates = rates
-        self._policy = policy
+        self.policy = policy
 
     def place(
         self,
@@ -97,7 +97,7 @@ class Dispatch:
         rank that the client asks for. `outside`: what other routers know and have given to the replicas.
         """
         blocks = [chains(replica) for replica in replicas]
-        decision = self._decide(self._policy, now, replicas, blocks, tokens, rank, outside)
+        decision = self._decide(self.policy, now, replicas, blocks, tokens, rank, outside)
         chosen = decision.chosen
         return self._book(
             now, replicas[chosen], decision, blocks[chosen], tokens, answer_tokens, visible=visible, sequences=sequences
@@ -206,7 +206,7 @@ class Dispatch:
     ) -> Decision:
         """What `place` would decide now, without deciding it: nothing is booked, recorded or counted."""
         blocks = [chains(replica) for replica in replicas]
-        return self._decide(copy(self._policy), now, replicas, blocks, tokens, outside=outside)
+        return self._decide(copy(self.policy), now, replicas, blocks, tokens, outside=outside)
 
     def _decide(
         self,

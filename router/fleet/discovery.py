@@ -1,4 +1,4 @@
-"""Who is in the fleet, and in which role. For now: the replicas that the settings name."""
+"""Who is in the fleet, and in which role: the replicas that the settings name, now and after each reload."""
 
 from __future__ import annotations
 
@@ -10,28 +10,47 @@ from router.fleet.replica import Replica, Role, State
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from router.config import Address
+
 
 class Fleet:
     """The replicas, by name."""
 
     def __init__(self, urls: Iterable[str], *, prefill: Iterable[str] = (), decode: Iterable[str] = ()) -> None:
-        """`prefill` and `decode`: those that settings give a role, among `urls` or beside them; both, if in both."""
+        """See `members`."""
         self._replicas: dict[str, Replica] = {}
-        for url in urls:
-            self._replica(url)
-        for urls_of, role in ((prefill, Role.PREFILL), (decode, Role.DECODE)):
-            for url in urls_of:
-                replica = self._replica(url)
-                replica.role = role if replica.told in (None, role) else Role.BOTH
-                replica.told = replica.role
+        self.leaving: list[Replica] = []
+        """Those that are given nothing more and still have answers to end."""
         self._seen: set[Role] = set()
-        self.divided = self._divided()
+        self.divided = False
         """Whether a prompt may be computed by one replica and answered by another."""
+        for address, told in members(urls, prefill=prefill, decode=decode).items():
+            self.add(address, told)
 
-    def _replica(self, url: str) -> Replica:
-        address = parse_url(url)
-        name = address.authority + address.base
-        return self._replicas.setdefault(name, Replica(name, address))
+    def add(self, address: Address, told: Role | None) -> Replica:
+        """A replica that is new, or comes back. `told`: the role that settings give it."""
+        replica = self._replicas[address.name] = Replica(address.name, address)
+        self.leaving = [each for each in self.leaving if each.name != address.name]
+        self.tell(replica, told)
+        return replica
+
+    def tell(self, replica: Replica, told: Role | None) -> None:
+        """Settings give it this role, or none."""
+        replica.told, replica.role = told, told or Role.BOTH
+        self.settle_roles()
+
+    def remove(self, name: str) -> None:
+        """No request goes there any more."""
+        replica = self._replicas.pop(name)
+        replica.state, replica.why = State.LOST, "it is no longer in the settings"
+        self.leaving.append(replica)
+        self.settle_roles()
+
+    def drained(self) -> list[Replica]:
+        """Those whose last answer has ended; they are gone now."""
+        ended = [replica for replica in self.leaving if not replica.load.in_flight]
+        self.leaving = [replica for replica in self.leaving if replica.load.in_flight]
+        return ended
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
@@ -68,8 +87,6 @@ class Fleet:
         """Give those that settings give no role the one that they show. A NIXL engine that never fetches produces KV
         for others; one that fetches may do either, unless there are producers, who then do it for it."""
         unsaid = [replica for replica in self if replica.told is None]
-        if not unsaid:
-            return
         for replica in unsaid:
             replica.role = Role.PREFILL if replica.metrics.hands_over and not replica.metrics.fetches else Role.BOTH
         if any(replica.role is Role.PREFILL for replica in self):
@@ -106,6 +123,19 @@ class Fleet:
         if self.ready():
             return lacking if len(self._seen) < len(_ROLES) else []
         return [_told(replica) for replica in self]
+
+
+def members(
+    urls: Iterable[str], *, prefill: Iterable[str] = (), decode: Iterable[str] = ()
+) -> dict[Address, Role | None]:
+    """The replicas that settings name, with the roles that they give them. `prefill` and `decode` are among `urls` or
+    beside them; who is in both has both. Raises ConfigError."""
+    found: dict[Address, Role | None] = {parse_url(url): None for url in urls}
+    for urls_of, role in ((prefill, Role.PREFILL), (decode, Role.DECODE)):
+        for url in urls_of:
+            address = parse_url(url)
+            found[address] = role if found.get(address) in (None, role) else Role.BOTH
+    return found
 
 
 _ROLES = (Role.PREFILL, Role.DECODE)

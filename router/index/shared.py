@@ -250,6 +250,14 @@ class Shared:
         """Its pool became known, or changed."""
         self._declare_later(replica, anew=False)
 
+    def left(self, replica: str) -> None:
+        """It is no longer this router's to send to; what the store knows of it is for others to use."""
+        seat = self._seats.pop(replica, None)
+        if seat is not None:
+            self._names.pop(seat.slot, None)
+        for known in (self._lives, self._undeclared, self._disputed, self._writes):
+            known.pop(replica, None)
+
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

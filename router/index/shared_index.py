@@ -26,6 +26,10 @@ class ToldIndex(Index):
             self._pools[replica] = capacity
             self._shared.sized(replica)
 
+    def remove(self, replica: str) -> None:
+        super().remove(replica)
+        self._pools.pop(replica, None)
+
     def record(
         self,
         replica: str,
