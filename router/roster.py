@@ -35,6 +35,7 @@ JOIN_SECONDS = 10.0
 class Asked:
     """A replica's probes: the first round, and those for ever after."""
 
+    probe: Probe
     first: asyncio.Task[None]
     later: asyncio.Task[None]
 
@@ -77,7 +78,7 @@ class Roster:
         self._pools[replica.name] = self._pool(replica.address)
         probe = self._probe(replica)
         first = asyncio.create_task(probe.once())
-        self._asked[replica.name] = Asked(first, asyncio.create_task(probe.run(first)))
+        self._asked[replica.name] = Asked(probe, first, asyncio.create_task(probe.run(first)))
         return first
 
     async def become(self, wanted: Mapping[Address, Role | None]) -> tuple[list[str], list[str]]:

@@ -86,7 +86,8 @@ async def test_an_adapter_loaded_anew_from_elsewhere_is_another_one(
     direct.post("/v1/load_lora_adapter", b'{"lora_name":"one","lora_path":"/adapters/better","load_inplace":true}')
     assert (await direct.reply()).status == 200
     for _ in range(MODELS_EVERY):
-        await router._probes[0].once()
+        assert router._roster is not None
+        await next(iter(router._roster._asked.values())).probe.once()
     assert router.fleet.ready()[0].models["one"].root == "/adapters/better"
     assert await asked(client, "one") == (0, 0)
     predicted, cached = await asked(client, "one")

@@ -25,7 +25,8 @@ async def by_hand(bench: Bench, *replicas: Scripted, **changes: object) -> Route
 
 async def rounds(router: Router, count: int, which: int = 0) -> State:
     for _ in range(count):
-        await router._probes[which].once()
+        assert router._roster is not None
+        await list(router._roster._asked.values())[which].probe.once()
     return list(router.fleet)[which].state
 
 

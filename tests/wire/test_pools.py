@@ -105,5 +105,6 @@ async def test_a_pool_that_changes_is_noticed(bench: Bench) -> None:
     for seed in range(6):
         await send(client, seed, 20)
     replica.metrics = cache(block_size=16, num_gpu_blocks=31)
-    await router._probes[0].once()
+    assert router._roster is not None
+    await next(iter(router._roster._asked.values())).probe.once()
     assert router.index.blocks(replica.name) == 30
