@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import demo, hit_rate, load, overhead_decision, overhead_redis, simulate
+from bench import demo, hit_rate, load, overhead_decision, overhead_forward, overhead_redis, simulate
+from bench.forward_peers import NAMES as PEERS
 from bench.processes import StartError
 from fake_backend.budget import BudgetError
 from fake_backend.models import ModelError
@@ -32,6 +33,10 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
         if action.default is None or action.default is False or action.default == "":
             return action.help
         return super()._get_help_string(action)
+
+
+class _Described(_Formatter, argparse.RawDescriptionHelpFormatter):
+    """Leaves a description's own lines alone."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -156,6 +161,32 @@ def parser() -> argparse.ArgumentParser:
     _common(store)
     store.set_defaults(run=overhead_redis.run, on_ctrl_c=_INTERRUPTED)
 
+    forward = costs.add_parser(
+        "forward",
+        help="passing bytes on, in CPU time beside nginx and other routers",
+        description=overhead_forward.__doc__,
+        formatter_class=_Described,
+    )
+    forward.add_argument("--repeats", type=_positive, default=5, help="runs of each router in each row")
+    forward.add_argument("--seconds", type=_positive, default=2, help="length of a run")
+    forward.add_argument(
+        "--peers",
+        type=_some_of("router", PEERS),
+        default=",".join(PEERS[:4]),
+        metavar="NAME[,NAME...]",
+        help=f"what to compare with, of {', '.join(PEERS)}",
+    )
+    forward.add_argument(
+        "--rows",
+        type=_some_of("row", overhead_forward.KEYS),
+        default=",".join(overhead_forward.KEYS),
+        metavar="NAME[,NAME...]",
+        help=f"what to measure, of {', '.join(overhead_forward.KEYS)}",
+    )
+    forward.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
+    _common(forward)
+    forward.set_defaults(run=overhead_forward.run, on_ctrl_c=_INTERRUPTED)
+
     show = commands.add_parser(
         "demo",
         help="replicas, router and a chat load, live in the terminal, with round robin beside it",
@@ -232,11 +263,18 @@ def _url(text: str) -> str:
 
 
 def _names(text: str) -> list[str]:
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(f"{(unknown or [text])[0]!r} is no policy; there are {', '.join(POLICIES)}")
-    return names
+    return _some_of("policy", POLICIES)(text)
+
+
+def _some_of(kind: str, known: Sequence[str]) -> Callable[[str], list[str]]:
+    def read(text: str) -> list[str]:
+        names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(f"{(unknown or [text])[0]!r} is no {kind}; there are {', '.join(known)}")
+        return names
+
+    return read
 
 
 def _read(kind: Callable[[str], T], text: str, said: str) -> T:

@@ -65,7 +65,7 @@ class Processes:
         """Start `count` fake replicas with the same vLLM flags; return their base URLs once all answer /health."""
         ports = free_ports(count)
         for port in ports:
-            await self._start(f"replica {port}", ["-m", "fake_backend", "--host", HOST, "--port", str(port), *flags])
+            await self.module(f"replica {port}", ["fake_backend", "--host", HOST, "--port", str(port), *flags])
         urls = [f"http://{HOST}:{port}" for port in ports]
         for child, url in zip(self._children[-count:], urls, strict=True):
             await self._answers(child, f"{url}/health")
@@ -75,7 +75,7 @@ class Processes:
         """Start a router before `replicas`; return its base URL once it answers /ready."""
         port = free_ports(1)[0] if port is None else port
         where = ["--host", HOST, "--port", str(port), "--admin-port", "-1", "--policy", policy]
-        await self._start(f"router ({policy})", ["-m", "router.cli", "serve", *replicas, *where])
+        await self.module(f"router ({policy})", ["router.cli", "serve", *replicas, *where])
         url = f"http://{HOST}:{port}"
         await self._answers(self._children[-1], f"{url}/ready")
         return url
@@ -87,9 +87,14 @@ class Processes:
                 return f"{child.name} ended with status {child.process.returncode}:\n{child.last_words()}"
         return None
 
-    async def _start(self, name: str, arguments: Sequence[str]) -> None:
+    async def module(self, name: str, arguments: Sequence[str]) -> int:
+        """Start a module of Python's with its arguments; return the process's id, without waiting for anything."""
+        return await self.program(name, [sys.executable, "-m", *arguments])
+
+    async def program(self, name: str, arguments: Sequence[str]) -> int:
+        """Start a program, its whole path first; return the process's id, without waiting for anything."""
         log = Path(self._logs.name) / f"{len(self._children)}.log"
-        command = [sys.executable, "-m", "bench.leash", str(os.getpid()), sys.executable, *arguments]
+        command = [sys.executable, "-m", "bench.leash", str(os.getpid()), *arguments]
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -100,6 +105,7 @@ class Processes:
                 start_new_session=True,
             )
         self._children.append(_Child(name, process, log))
+        return process.pid
 
     async def _answers(self, child: _Child, url: str) -> None:
         deadline = asyncio.get_running_loop().time() + _START_S
