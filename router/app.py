@@ -25,10 +25,12 @@ from router.credentials import Credentials
 from router.feeds import Feeds
 from router.fleet.breaker import Condition
 from router.fleet.discovery import Fleet, members
+from router.fleet.links import LinkError, Links, told
 from router.fleet.probe import Probe
 from router.fleet.rates import Rates
 from router.fleet.replica import Role, State
 from router.fleet.subscription import SourceError, parse_sources
+from router.handoff.connectors import Connectors
 from router.index.feedback import Feedback
 from router.index.memory import Index
 from router.index.shared import Busy, Member, Options, Shared
@@ -94,6 +96,12 @@ class Router:
         self.rates = Rates(settings.choice.prefill_tokens_per_second)
         self.telemetry = Telemetry()
         self.telemetry.gauges(self._gauges)
+        handoff = settings.handoff
+        try:
+            self.links = Links(told(handoff.kv_link), bytes_per_token=handoff.kv_bytes_per_token)
+        except LinkError as error:
+            raise ConfigError(f"--kv-link {error}") from None
+        self.connectors = Connectors(handoff.connector)
         self.address = ("", 0)
         self.admin_address: tuple[str, int] | None = None
         self.leaving = False
@@ -132,9 +140,13 @@ class Router:
             feedback=self.feedback,
             telemetry=self.telemetry,
             rules=_rules(settings, self._credentials),
+            handoff=settings.handoff,
+            connectors=self.connectors,
+            links=self.links,
             shared=self.shared,
         )
         self._journey = journey
+        self._stack.push_async_callback(journey.divided.close)
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
         sys.setswitchinterval(SWITCH_SECONDS)
         own = Own(journey.serve, missing=self._missing, lacking=self.fleet.lacking, metrics=self.telemetry.page)
@@ -287,6 +299,7 @@ class Router:
             self.index.restart(replica.name)
         if self.shared is not None:
             self.shared.restarted(replica.name)
+        self.connectors.forget(replica.name)
         self.rates.forget(replica.name)
         self.feedback.forget(replica.name)
 

@@ -208,6 +208,28 @@ class HandOff(Section, frozen=True):
         str,
         Meta(description="Replicas that answer. One that is named in both lists does both, as does one of neither."),
     ] = ""
+    split: Annotated[
+        typing.Literal["cost", "always", "never", "uncached_tokens", "isl_bounding"],
+        Meta(
+            description="Which prompts are computed elsewhere: `cost` takes the fewer milliseconds, the transfer and "
+            "slowed answers included; `uncached_tokens` and `isl_bounding` are other routers' rules, to compare with."
+        ),
+    ] = "cost"
+    split_min_tokens: Annotated[
+        int,
+        Meta(ge=0, description="`cost` splits no prompt with fewer uncached tokens: what that could gain is not much."),
+    ] = 256
+    kv_link: Annotated[
+        str,
+        Meta(
+            description="What moves KV: `rdma`, `tcp`, or GB/s and perhaps ms of latency, as `12,0.5`. Over what is no "
+            "RDMA, told or measured, `cost` splits only where that gains much. Unset: 25 Gb Ethernet, until measured."
+        ),
+    ] = ""
+    kv_bytes_per_token: Annotated[
+        float,
+        Meta(gt=0, description="KV of one token over all layers and devices: 128 KiB for Llama 3.1 8B in 16 bits."),
+    ] = 131_072.0
     connector: Annotated[
         typing.Literal["auto", "nixl", "nixl_push", "mooncake", "content"],
         Meta(

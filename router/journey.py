@@ -23,6 +23,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from router.choose.explanation import Explanation
+from router.choose.split import decider
+from router.divided import Divided, FellBackError
 from router.evidence import Evidence
 from router.fleet.replica import State
 from router.learning import Learning
@@ -35,8 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from router.choose.dispatch import Dispatch
+    from router.config import HandOff as HandOffSettings
+    from router.divided import HandOver
     from router.fleet.discovery import Fleet
+    from router.fleet.links import Links
     from router.fleet.replica import Replica
+    from router.handoff.connectors import Connectors
     from router.index.feedback import Feedback
     from router.index.shared import Shared
     from router.index.shared_codec import Outside
@@ -80,8 +86,12 @@ class Journey:
         feedback: Feedback,
         telemetry: Telemetry,
         rules: Rules,
+        handoff: HandOffSettings,
+        connectors: Connectors,
+        links: Links,
         shared: Shared | None = None,
     ) -> None:
+        """`handoff`, `connectors` and `links` are for fleets with roles."""
         self._fleet = fleet
         self._pools = pools
         self._reading = reading
@@ -96,6 +106,20 @@ class Journey:
             feedback=feedback,
             telemetry=telemetry,
             load_changed=self._load_changed,
+            links=links,
+        )
+        self._links = links
+        guards = {"least_uncached": handoff.split_min_tokens} if handoff.split == "cost" else {}
+        self._decider = decider(handoff.split, **guards)
+        self.divided = Divided(
+            fleet=fleet,
+            pools=pools,
+            reading=reading,
+            dispatch=dispatch,
+            learning=self._learning,
+            telemetry=telemetry,
+            connectors=connectors,
+            handoff=handoff,
         )
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
 
@@ -134,25 +158,38 @@ class Journey:
         evidence = Evidence(self._clock)
         doubtful = False
         last = Outcome(Ending.UNREACHED)
+        rank = asked_rank(request)
+        hand_over = self.divided.offer(request, prompt, body, rank) if self._fleet.divided else None
         while len(tried) < rules.max_attempts and self._clock() < deadline:
-            outside = await self._outside(prompt, self._candidates(ask.model, tried)) if self._shared else None
+            outside = None
+            if self._shared is not None:
+                outside = await self._outside(prompt, [*self._candidates(ask.model, tried), *_computing(hand_over)])
             replicas = self._candidates(ask.model, tried)
             if not replicas:
                 break
-            leg = self._choose(prompt, replicas, asked_rank(request), outside)
+            leg = self._choose(prompt, replicas, _computing(hand_over), rank, outside)
             if not tried:
                 self._telemetry.decision.observe(perf_counter() - begun)
             replica = leg.placement.replica
             tried.append(replica.name)
             # A 500, or a connection lost over it, may be this very request's doing: one more try, no tour of the fleet.
-            leg.sound = evidence.sound
+            leg.sound = evidence.sound if hand_over is None else hand_over.sounds(evidence)
             evidence.sent(replica)
             leg.may_move = functools.partial(self._may_move, ask.model, tuple(tried))
             leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
             patience = Patience(max(0.001, deadline - self._clock()), rules.patience.idle)
             try:
                 added = [*leg.added(), *rules.replica_headers]
-                last = await Attempt(client, request, leg, patience, added).run(self._pools[replica.name], body)
+                if hand_over is None or leg.split is None:
+                    last = await Attempt(client, request, leg, patience, added).run(self._pools[replica.name], body)
+                else:
+                    last = await hand_over.run(client, leg, patience, added)
+            except FellBackError:
+                # Nothing is known against this replica, and the client has seen nothing: it goes on otherwise.
+                tried.pop()
+                evidence.left(replica)
+                self._dispatch.withdraw(self._clock(), leg.placement)
+                continue
             except asyncio.CancelledError:
                 evidence.left(replica)
                 self._dispatch.left(self._clock(), leg.placement)
@@ -269,32 +306,63 @@ class Journey:
         if self._shared is not None:
             self._shared.load_changed()
 
-    def _choose(self, prompt: Prompt, replicas: list[Replica], rank: int | None, outside: Outside | None) -> Leg:
-        now = self._clock()
-        ask = prompt.ask
-        placement = self._dispatch.place(
-            now,
-            replicas,
-            lambda replica: self._reading.chains(prompt, replica),
-            prompt.tokens,
-            answer_tokens=prompt.answer_tokens,
-            visible=ask.stream,
-            sequences=prompt.sequences,
-            rank=rank,
-            outside=outside,
-        )
+    def _choose(
+        self,
+        prompt: Prompt,
+        replicas: list[Replica],
+        computing: list[Replica],
+        rank: int | None,
+        outside: Outside | None,
+    ) -> Leg:
+        """Decide and book. `computing`: replicas that may compute the prompt for one of `replicas`."""
+        split = None
+        if computing and any(replica.decodes for replica in replicas):
+            split = self._dispatch.place_split(
+                self._clock(),
+                [*replicas, *(each for each in computing if each not in replicas)],
+                lambda replica: self._reading.chains(prompt, replica),
+                prompt.tokens,
+                decider=self._decider,
+                links=self._links,
+                answer_tokens=prompt.answer_tokens,
+                visible=prompt.ask.stream,
+                sequences=prompt.sequences,
+                rank=rank,
+                outside=outside,
+            )
+            placement = split.decode
+            self._telemetry.splits.labels("local" if split.prefill is None else "split").inc()
+            split = None if split.prefill is None else split
+        else:
+            placement = self._dispatch.place(
+                self._clock(),
+                replicas,
+                lambda replica: self._reading.chains(prompt, replica),
+                prompt.tokens,
+                answer_tokens=prompt.answer_tokens,
+                visible=prompt.ask.stream,
+                sequences=prompt.sequences,
+                rank=rank,
+                outside=outside,
+            )
         self._load_changed()
-        name = placement.replica.name
-        if prompt.unread is not None:
-            self._telemetry.unread.labels(prompt.unread).inc()
-        counters, hit = self._telemetry.replica(name), placement.decision.candidate.hit
-        counters.prompt_tokens.inc(sum(prompt.tokens))
-        counters.predicted_tokens.inc(hit)
-        self._feedback.placed(name, hit)
-        return Leg(
+        leg = Leg(
             prompt,
             placement,
             self._learning.first_token,
             show_choice=self.rules.show_choice,
             rank_given=rank is not None,
+            split=split,
         )
+        if prompt.unread is not None:
+            self._telemetry.unread.labels(prompt.unread).inc()
+        name, hit = leg.prefilled.replica.name, leg.prefilled.decision.candidate.hit
+        counters = self._telemetry.replica(name)
+        counters.prompt_tokens.inc(sum(prompt.tokens))
+        counters.predicted_tokens.inc(hit)
+        self._feedback.placed(name, hit)
+        return leg
+
+
+def _computing(hand_over: HandOver | None) -> list[Replica]:
+    return hand_over.computing() if hand_over is not None else []

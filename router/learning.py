@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.choose.dispatch import Dispatch
+    from router.choose.dispatch import Dispatch, Placement
+    from router.fleet.links import Links
     from router.index.feedback import Change, Feedback
     from router.leg import Leg
     from router.prompt.reader import Reader
-    from router.reading import Reading
+    from router.reading import Prompt, Reading
     from router.telemetry import Telemetry
     from router.wire.stream import Answer
 
@@ -31,18 +32,25 @@ class Learning:
         feedback: Feedback,
         telemetry: Telemetry,
         load_changed: Callable[[], None],
+        links: Links,
     ) -> None:
         self._reading = reading
         self._dispatch = dispatch
         self._feedback = feedback
         self._telemetry = telemetry
         self._load_changed = load_changed
+        self._links = links
         self._clock = asyncio.get_running_loop().time
 
     def first_token(self, leg: Leg) -> None:
         """The first byte of a streamed answer: the engine is through with the prefill."""
         now, placement = self._clock(), leg.placement
-        self._dispatch.first_token(now, placement)
+        if leg.split is None:
+            self._dispatch.first_token(now, placement)
+        else:
+            self._dispatch.fetched(now, leg.split, self._links)
+            if leg.split.handed_at is not None:
+                self._telemetry.fetch_seconds.observe(now - leg.split.handed_at)
         self._load_changed()
         self._telemetry.replica(placement.replica.name).ttft.observe(now - placement.chosen_at)
 
@@ -51,24 +59,13 @@ class Learning:
         answer = leg.answer()
         if answer is None or answer.failed:
             return
-        name = leg.placement.replica.name
-        if answer.cached_tokens is not None:
-            self._telemetry.replica(name).delivered_tokens.inc(answer.cached_tokens)
         if answer.completion_tokens is not None:
-            self._telemetry.replica(name).completion_tokens.inc(answer.completion_tokens)
+            self._telemetry.replica(leg.placement.replica.name).completion_tokens.inc(answer.completion_tokens)
+        if leg.split is None:
+            self.computed(leg.prompt, leg.placement, answer)
         ask, reader = leg.prompt.ask, leg.prompt.reader
         if reader is None or not leg.prompt.prompts:
             return
-        changed = self._feedback.answered(
-            name,
-            exact=reader.exact and not ask.inexact,
-            tokens=sum(leg.prompt.tokens),
-            predicted=leg.placement.decision.candidate.hit,
-            prompt_tokens=answer.prompt_tokens,
-            cached=answer.cached_tokens,
-        )
-        if changed is not None:
-            tell(changed)
         chains = self._reading.chains(leg.prompt, leg.placement.replica)
         beyond = 0
         if len(chains) == 1 and ask.n == 1:
@@ -81,6 +78,24 @@ class Learning:
                 computed = chain.length + (answer.completion_tokens - 1) * reader.units_per_token
                 beyond = max(0, computed // chain.block_size - len(chain.keys))
         self._dispatch.answered(leg.placement, chains, beyond=beyond)
+
+    def computed(self, prompt: Prompt, placement: Placement, answer: Answer) -> None:
+        """A replica has computed a prompt, and may have told how much of it was cached there."""
+        name = placement.replica.name
+        if answer.cached_tokens is not None:
+            self._telemetry.replica(name).delivered_tokens.inc(answer.cached_tokens)
+        if prompt.reader is None or not prompt.prompts:
+            return
+        changed = self._feedback.answered(
+            name,
+            exact=prompt.reader.exact and not prompt.ask.inexact,
+            tokens=sum(prompt.tokens),
+            predicted=placement.decision.candidate.hit,
+            prompt_tokens=answer.prompt_tokens,
+            cached=answer.cached_tokens,
+        )
+        if changed is not None:
+            tell(changed)
 
 
 def tell(change: Change) -> None:

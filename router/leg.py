@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Watch
+from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Opening, Verdict, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.choose.dispatch import Placement
+    from router.choose.dispatch import Placement, SplitPlacement
     from router.fleet.replica import Replica
     from router.reading import Prompt
     from router.wire.http import Head, Headers, Request
@@ -35,8 +35,11 @@ class Leg:
         *,
         show_choice: bool,
         rank_given: bool,
+        split: SplitPlacement | None = None,
     ) -> None:
+        """`split`: of a request whose prompt another replica computes."""
         self.prompt = prompt
+        self.split = split
         self._rank_given = rank_given
         self.placement = placement
         self.may_retry: Callable[[int], bool] = lambda _: False
@@ -47,6 +50,7 @@ class Leg:
         self._watch: Watch | None = None
         self._streamed = False
         self._begun = FirstEvent()
+        self._opening = Opening() if split is not None else None
         self._clock = asyncio.get_running_loop().time
 
     def added(self) -> Headers:
@@ -67,7 +71,8 @@ class Leg:
             self.sound(replica)
         kind = (head.header(b"content-type") or b"").lower()
         stream = kind.startswith(b"text/event-stream")
-        self._streamed = stream and head.status == 200
+        # Where KV has to arrive first, the role alone proves nothing: `by` tells.
+        self._streamed = stream and head.status == 200 and self.split is None
         if head.status == 200 and self.prompt.ask.kind != "other" and head.header(b"content-encoding") is None:
             if stream:
                 self._watch = EventWatch()
@@ -75,10 +80,26 @@ class Leg:
                 self._watch = JsonWatch()
         if not self._show_choice:
             return []
-        return [
+        shown = [
             (b"x-warmroute-replica", replica.name.encode("latin-1")),
-            (b"x-warmroute-predicted-tokens", b"%d" % self.placement.decision.candidate.hit),
+            (b"x-warmroute-predicted-tokens", b"%d" % self.prefilled.decision.candidate.hit),
         ]
+        if self.prefilled is not self.placement:
+            shown.append((b"x-warmroute-prefill", self.prefilled.replica.name.encode("latin-1")))
+        return shown
+
+    @property
+    def prefilled(self) -> Placement:
+        """Where the prompt is computed."""
+        return self.split.prefill if self.split is not None and self.split.prefill is not None else self.placement
+
+    def by(self, piece: bytes) -> Verdict:
+        """What a stream begins with that is held back until its prompt's KV is known to have arrived (a `Hold`)."""
+        assert self._opening is not None
+        verdict = self._opening.by(piece)
+        if verdict is Verdict.ANSWER:
+            self._first_token(self)
+        return verdict
 
     def feed(self, piece: bytes) -> None:
         self.placement.replica.heard_at = self._clock()

@@ -117,6 +117,38 @@ class Telemetry:
             registry=self.registry,
         )
 
+        self.splits = Counter(
+            "warmroute_split_decisions",
+            "Requests that could be split between two replicas, by what was decided.",
+            ["decision"],  # split, local
+            registry=self.registry,
+        )
+        self.fallbacks = Counter(
+            "warmroute_split_fallbacks",
+            "Splits that did not come off, so that the request was answered otherwise, by why.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.prefill_seconds = Histogram(
+            "warmroute_split_prefill_seconds",
+            "From the decision to split to the answer of the replica that computed the prompt.",
+            ["replica"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.fetch_seconds = Histogram(
+            "warmroute_split_fetch_seconds",
+            "From then to the first token of the replica that fetched the KV: transfer, queue and one step.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.fetched_bytes = Counter(
+            "warmroute_split_fetched_bytes",
+            "KV that was fetched, by the tokens not yet held and kv_bytes_per_token.",
+            ["replica"],
+            registry=self.registry,
+        )
+
     def replica(self, name: str) -> ReplicaCounters:
         counters = self._replicas.get(name)
         if counters is None:

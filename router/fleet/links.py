@@ -6,6 +6,7 @@ other. So every pair has its own figure, and a pair of which nothing is known is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # What no TCP connection between two hosts reaches and any RDMA link of today exceeds, in bytes/s.
@@ -51,6 +52,28 @@ class Link:
         self._seconds = self._seconds * KEPT + moving
         self.bandwidth = self._bytes / self._seconds
         self.measured = True
+
+
+class LinkError(ValueError):
+    """What is told of a link cannot be; one line that says what could."""
+
+
+def told(text: str) -> Link:
+    """`rdma` (400 Gb/s as NIXL reaches it), `tcp`, GB/s and perhaps ms, or nothing. Raises LinkError."""
+    if text == "rdma":
+        return Link(45e9, 0.0003, rdma=True)
+    if text == "tcp":
+        return Link(rdma=False)
+    if not text:
+        return Link()
+    bandwidth, _, latency = text.partition(",")
+    try:
+        link = Link(float(bandwidth) * 1e9, float(latency or 1) / 1000)
+    except ValueError:
+        link = Link(0.0)
+    if not (0 < link.bandwidth < math.inf and 0 <= link.latency < math.inf):
+        raise LinkError(f"{text}: must be rdma, tcp, or GB/s and perhaps ms, as 12,0.5")
+    return link
 
 
 class Links:

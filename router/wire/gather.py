@@ -11,6 +11,8 @@ from router.wire.http import request_head
 from router.wire.upstream import BrokenError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.wire.http import Head, Headers, Request
     from router.wire.upstream import Pool, Upstream
 
@@ -63,12 +65,19 @@ class Gather:
 
 
 async def gather(
-    pool: Pool, request: Request, body: bytes, *, added: Headers, seconds: float, max_bytes: int = MAX_BYTES
+    pool: Pool,
+    request: Request,
+    body: bytes,
+    *,
+    added: Headers,
+    seconds: float,
+    unread: Callable[[Gathered], None] | None = None,
 ) -> Gathered:
     """Send `request` with another body, and wait for the whole answer.
 
-    Raises BrokenError where there is none, TimeoutError where it does not come in time. Whatever ends it early, the
-    replica is left at once, so that it stops working for nobody.
+    Raises BrokenError where there is none, TimeoutError where it does not come in time, ExhaustedError where this
+    process has no connection left. Whatever ends it early, the replica is left at once, so that it stops working for
+    nobody. `unread` is given an answer that was whole in the very moment in which the caller was cancelled.
     """
     address = pool.address
     head = request_head(request, len(body), address.authority.encode("latin-1"), address.base.encode("latin-1"), added)
@@ -77,7 +86,7 @@ async def gather(
         connection = await pool.connection()
         while True:
             try:
-                return await _exchange(connection, head, body, max_bytes)
+                return await _exchange(connection, head, body, unread)
             except BrokenError:
                 # One that was closed while idle shows it when it is used again; a fresh one settles it.
                 stale = connection.reused and not connection.answered
@@ -86,11 +95,20 @@ async def gather(
             connection = await pool.connection(fresh=True)
 
 
-async def _exchange(connection: Upstream, head: bytes, body: bytes, max_bytes: int) -> Gathered:
-    sink = Gather(max_bytes)
+async def _exchange(
+    connection: Upstream, head: bytes, body: bytes, unread: Callable[[Gathered], None] | None
+) -> Gathered:
+    sink = Gather(MAX_BYTES)
     connection.send(head, body, sink, head_only=False)
     try:
-        return await sink.answer
-    except BaseException:
+        return await asyncio.shield(sink.answer)
+    except asyncio.CancelledError:
+        if not sink.answer.done():
+            connection.leave()
+            sink.answer.cancel()
+        elif unread is not None and sink.answer.exception() is None:
+            unread(sink.answer.result())
+        raise
+    except BrokenError:
         connection.leave()
         raise
