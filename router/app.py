@@ -67,6 +67,8 @@ log = logging.getLogger("warmroute")
 BACKLOG = 1024
 # Once one replica is ready, the others get this long to be in the start-up block.
 LATECOMERS_SECONDS = 0.3
+# What clients are told when they are cut gets this long to be read.
+LAST_WORDS_SECONDS = 0.5
 # Memory of one block in the index: key, value and their place in a dict (measured on CPython 3.11 to 3.13).
 BLOCK_BYTES = 110
 SWITCH_SECONDS = 0.0005
@@ -551,23 +553,25 @@ class Router:
             await asyncio.sleep(self.settings.listen.grace_seconds)
         server.close()
         self.door.drain()
-        deadline = asyncio.get_running_loop().time() + self.settings.listen.drain_seconds
-        told = False
-        while self.door.connections and asyncio.get_running_loop().time() < deadline:
-            if not told:
-                told = True
-                log.info(
-                    "waiting up to %g s for %d open connections",
-                    self.settings.listen.drain_seconds,
-                    len(self.door.connections),
-                )
-            await asyncio.sleep(0.05)  # an end is near and nothing else is to be done
+        drain = self.settings.listen.drain_seconds
         if self.door.connections:
+            log.info("waiting up to %g s for %d open connections", drain, len(self.door.connections))
+        if not await self._all_gone(self.door, drain):
             log.warning("cutting %d answers that did not end in time", len(self.door.connections))
+            self.door.cut()
+            await self._all_gone(self.door, LAST_WORDS_SECONDS)
         self.door.abort()
         await asyncio.sleep(0)
         for pool in self._pools.values():
             pool.close_idle(older_than=0.0)
+
+    @staticmethod
+    async def _all_gone(door: Door, seconds: float) -> bool:
+        """Wait for the clients to go, so long at the most."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while door.connections and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - the end is near
+            await asyncio.sleep(0.02)
+        return not door.connections
 
 
 def _members(settings: Settings) -> dict[Address, Role | None]:

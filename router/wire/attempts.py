@@ -217,7 +217,7 @@ class Attempt:
     def _show(self) -> None:
         """From here on the client sees the answer, and no other attempt can take its place."""
         self._hold = None
-        self._client.begin(valve=self._connection)
+        self._client.begin(valve=self._connection, break_off=self._break_off)
 
     def body(self, piece: bytes) -> None:
         if self._hold is not None:
@@ -271,10 +271,17 @@ class Attempt:
         if self._connection is not None:
             self._connection.leave()
 
-    def _tell(self, why: str) -> None:
+    def _break_off(self, refusal: errors.Refusal) -> None:
+        """The router itself has to end here."""
+        if not self._done.done():
+            self._tell(refusal.message, refusal)
+            if self._connection is not None:
+                self._connection.leave()
+
+    def _tell(self, why: str, refusal: errors.Refusal | None = None) -> None:
         """The client has part of an answer: say that it is only a part."""
         if self._plain_events and (self._chunked or not self._request.http11):
-            event = errors.broken_stream(why).event()
+            event = (refusal or errors.broken_stream(why)).event()
             if self._tail and not self._tail.endswith(b"\n\n"):
                 event = b"\n\n" + event
             self.body(event) if self._chunked else self._out.append(event)

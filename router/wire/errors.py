@@ -134,3 +134,20 @@ def first_byte_timeout(replica: str, seconds: float) -> Refusal:
 
 def broken_stream(why: str) -> Refusal:
     return Refusal(502, "BadGatewayError", f"The replica broke off its answer: {why}. What came before is incomplete.")
+
+
+def shutting_down() -> Refusal:
+    return Refusal(
+        503,
+        "ServiceUnavailableError",
+        "The router is shutting down, and its time to finish is up (drain_seconds). Try again at another one.",
+        retry_after=1,
+    )
+
+
+def cut_stream() -> Refusal:
+    return Refusal(
+        503,
+        "ServiceUnavailableError",
+        "The router is shutting down, and its time to finish is up (drain_seconds). What came before is incomplete.",
+    )

@@ -86,6 +86,11 @@ class Door:
         for connection in list(self.connections):
             connection.close_if_idle()
 
+    def cut(self) -> None:
+        """End what still runs, with a word where one can be said."""
+        for connection in list(self.connections):
+            connection.cut()
+
     def abort(self) -> None:
         for connection in list(self.connections):
             connection.abort()
@@ -99,6 +104,7 @@ class Front(asyncio.Protocol):
         "_body",
         "_body_since",
         "_body_size",
+        "_break_off",
         "_chunks",
         "_closing",
         "_door",
@@ -154,6 +160,7 @@ class Front(asyncio.Protocol):
         self._closing = False
         self._unsent = 0
         self._valve: Valve | None = None
+        self._break_off: Callable[[Refusal], None] | None = None
         self._progress = self._loop.time()
         self._tick: asyncio.TimerHandle | None = None
         self.gone = False
@@ -284,6 +291,7 @@ class Front(asyncio.Protocol):
         limits = self._door.limits
         hosts = lengths = 0
         expects = False
+        codings = []
         for name, value in self._headers:
             lower = name.lower()
             if lower == b"host":
@@ -292,6 +300,8 @@ class Front(asyncio.Protocol):
                 lengths = int(value)  # llhttp has proven it to be digits
             elif lower == b"expect" and value.lower() == b"100-continue":
                 expects = True
+            elif lower == b"transfer-encoding":
+                codings.append(value.strip().lower())
         if self._refusal is not None:
             return
         self._body_since = self._loop.time()
@@ -303,6 +313,9 @@ class Front(asyncio.Protocol):
             self._refusal = errors.bad_request("the version is neither 1.0 nor 1.1")
         elif hosts > 1 or (hosts == 0 and version == "1.1"):
             self._refusal = errors.bad_request("exactly one Host header is needed")
+        elif codings and (codings != [b"chunked"] or version == "1.0"):
+            # Other codings would reach the replica unnamed; HTTP/1.0 knows none (RFC 9112 6.1).
+            self._refusal = errors.bad_request("of Transfer-Encoding only `chunked` is served, in HTTP/1.1")
         elif (method := self._parser.get_method()) not in METHODS:
             self._refusal = errors.bad_request(f"{method.decode('latin-1')} is not served here")
         elif not self._target.startswith((b"/", b"http://", b"https://")) and self._target != b"*":
@@ -386,7 +399,8 @@ class Front(asyncio.Protocol):
         self._door.held_bytes -= len(request.body)
         self._task = None
         if task.cancelled():
-            self.abort()
+            if not self._closing:
+                self.abort()
         elif (error := task.exception()) is not None:
             method = request.method.decode("latin-1")
             log.error("request failed inside the router: %s %r", method, request.path, exc_info=error)
@@ -394,6 +408,7 @@ class Front(asyncio.Protocol):
                 self.refuse(errors.Refusal(500, "InternalServerError", "The router failed; its log says how."))
         self._request = None
         self._valve = None
+        self._break_off = None
         if not self.gone and not task.cancelled():
             self._after_answer(request)
 
@@ -447,11 +462,13 @@ class Front(asyncio.Protocol):
         """Whether the connection goes on after the current answer; an answer's head must say so if not."""
         return self._request is not None and self._request.keep_alive and not self._door.closing
 
-    def begin(self, valve: Valve | None = None) -> None:
-        """From here on there is an answer. `valve` is stopped while the client does not read."""
+    def begin(self, valve: Valve | None = None, break_off: Callable[[Refusal], None] | None = None) -> None:
+        """From here on there is an answer. `valve` is stopped while the client does not read; `break_off` ends the
+        answer before its end, and says why as far as its format allows."""
         assert not self.started
         self.started = True
         self._valve = valve
+        self._break_off = break_off
         if self._paused and valve is not None:
             valve.pause_reading()
 
@@ -476,6 +493,19 @@ class Front(asyncio.Protocol):
         self.begin()
         self.write(refusal.response(close=close, head_only=head_only))
         self.finish()
+
+    def cut(self) -> None:
+        """Our time is up: a request without an answer is refused, an answer is broken off, and the connection ends."""
+        if self._task is None or self.finished or self.gone:
+            self.abort()
+        elif self.started:
+            self.abort() if self._break_off is None else self._break_off(errors.cut_stream())
+        else:
+            assert self._request is not None
+            self._request.keep_alive = False
+            self.refuse(errors.shutting_down())
+            self._close()
+            self._task.cancel()
 
     def abort(self) -> None:
         """Break the connection: the client sees an error, not an end."""

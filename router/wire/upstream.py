@@ -90,7 +90,7 @@ class Upstream(asyncio.Protocol):
         self._surplus = False
         self._until_close = False
         self._keep_alive = False
-        self._nonsense = False
+        self._nonsense = ""  # what of the answer's head makes none
         self._overhead = 0  # bytes of the answer since its head that are no body: chunk sizes, trailers
         self._paused = False
         self.reused = False
@@ -108,7 +108,8 @@ class Upstream(asyncio.Protocol):
         self._head_only = head_only
         self._head = None
         self._head_seen = 0
-        self._complete = self._surplus = self._until_close = self._keep_alive = self._nonsense = False
+        self._complete = self._surplus = self._until_close = self._keep_alive = False
+        self._nonsense = ""
         self._overhead = 0
         self.answered = False
         self.sent_at = self._loop.time()
@@ -170,7 +171,7 @@ class Upstream(asyncio.Protocol):
                 return
             self._surplus = True
         if self._nonsense:
-            self._fail("its answer's status makes no sense")
+            self._fail(f"its answer's {self._nonsense} makes no sense")
             return
         if (self._head_seen if self._head is None else self._overhead) > MAX_HEAD_BYTES:
             part = "headers" if self._head is None else "trailers"
@@ -234,19 +235,30 @@ class Upstream(asyncio.Protocol):
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._complete:
+        if self._complete or self._nonsense:
             return
         status = self.parser.get_status_code()
         if 100 <= status < 200:
             return  # interim (RFC 9110 15.2): the answer proper follows
+        measured = False
+        codings = []
+        for name, value in self._headers:
+            lower = name.lower()
+            if lower == b"transfer-encoding":
+                codings.append(value.strip().lower())
+            elif lower == b"content-length":
+                measured = True
         if not 200 <= status < 600 or b"\0" in self._reason:
-            self._nonsense = True
+            self._nonsense = "status"
+            return
+        if codings and (codings != [b"chunked"] or self.parser.get_http_version() == "1.0"):
+            # Other codings would reach the client unnamed; HTTP/1.0 knows none (RFC 9112 6.1).
+            self._nonsense = "Transfer-Encoding"
             return
         head = Head(status, self._reason, self._headers)
         self._head = head
         if not head.bodiless and not self._head_only:
-            framed = head.header(b"content-length") is not None or head.header(b"transfer-encoding") is not None
-            self._until_close = not framed
+            self._until_close = not (measured or codings)
         if self._sink is not None:
             self._sink.head(head)
         if self._head_only:
@@ -257,7 +269,7 @@ class Upstream(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         self._overhead = max(0, self._overhead - len(piece))
-        if self._sink is not None and not self._complete:
+        if self._sink is not None and self._head is not None and not self._complete:
             self._sink.body(piece)
 
     def on_message_complete(self) -> None:

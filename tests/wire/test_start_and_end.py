@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from router.app import Router
 from router.prompt.readers import Readers
 from router.prompt.tokens import Tokenizer
 from tests.wire.conftest import Bench, settings_for
-from tests.wire.scripted import CHAT, STREAM_HEAD, Raw, Received, Scripted, chunk, delta, until, within
+from tests.wire.scripted import CHAT, STREAM_HEAD, Raw, Received, Scripted, chunk, delta, until, until_closed, within
 
 TINY = Path(__file__).parents[2] / "fake_backend" / "tiny"
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -191,6 +192,7 @@ async def ready(client: Raw) -> tuple[int, object]:
     return reply.status, reply.json["missing"]
 
 
+@pytest.mark.fault("sudden end")
 async def test_a_terminated_router_serves_on_for_its_grace_and_then_drains(bench: Bench) -> None:
     """The real process and the real signal."""
     release = asyncio.Event()
@@ -262,23 +264,54 @@ async def test_one_that_is_stopped_by_hand_grants_no_grace(bench: Bench) -> None
     assert await client.closed() == b""
 
 
-async def test_what_does_not_end_in_time_is_cut(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.fault("sudden end", "cut without a word")
+@pytest.mark.parametrize("begun", [False, True], ids=["no answer yet", "a stream"])
+async def test_what_does_not_end_in_time_is_cut(bench: Bench, caplog: pytest.LogCaptureFixture, begun: bool) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD + chunk(delta("a")))
-        await reader.read()
-        request.aborted.set()
-        raise ConnectionError("the router left")
+        if begun:
+            writer.write(STREAM_HEAD + chunk(delta("a")))
+        await until_closed(request, reader)
 
     replica = await bench.replica(script)
     router = Router(settings_for([replica.url], drain_seconds=0.05))
     await router.__aenter__()
     client = await bench.client(router)
     client.post("/v1/chat/completions", STREAM_BODY)
-    reply = await client.head()
-    assert await client.chunk() == delta("a")
+    await until(lambda: len(replica.received) == 1, "the replica has the request")
+    if begun:
+        assert (await client.head()).status == 200
+        assert await client.chunk() == delta("a")
     await within(router.__aexit__())
-    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-        await client.chunk()
-    assert reply.status == 200
+    if begun:
+        event = await client.chunk()
+        assert event is not None
+        error = json.loads(event.removeprefix(b"data: "))["error"]
+        assert await client.chunk() is None
+    else:
+        reply = await client.reply()
+        assert (reply.status, reply.header(b"retry-after"), reply.header(b"connection")) == (503, b"1", b"close")
+        error = reply.json["error"]
+    assert error["code"] == 503
+    assert "drain_seconds" in error["message"]
+    assert await client.closed() == b""
     await within(replica.received[0].aborted.wait())
     assert "cutting 1 answers that did not end in time" in [record.getMessage() for record in caplog.records]
+    assert all(replica.load.in_flight == 0 for replica in router.fleet)
+
+
+@pytest.mark.fault("cut without a word")
+async def test_a_whole_answer_that_does_not_end_in_time_is_broken_off(bench: Bench) -> None:
+    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        await until_closed(request, reader)
+
+    replica = await bench.replica(script)
+    router = Router(settings_for([replica.url], drain_seconds=0.05))
+    await router.__aenter__()
+    client = await bench.client(router)
+    client.post("/v1/chat/completions", BODY)
+    assert (await client.head()).status == 200
+    await within(router.__aexit__())
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await within(client.reader.readexactly(100))
+    await within(replica.received[0].aborted.wait())

@@ -1,0 +1,91 @@
+"""Whatever bytes a replica answers: the client gets the one answer that a strict second reader finds, or is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz import oracle
+from tests.fuzz.conftest import FUZZ, Stagehand
+from tests.fuzz.stage import Stage, Wire, pieces
+from tests.fuzz.strategies import CUTS, answers, sequences
+
+REQUESTS = [
+    b"GET /v1/x HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+    b"HEAD /v1/x HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /v1/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    b"GET /v1/x HTTP/1.0\r\n\r\n",
+    b"GET /v1/x HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+]
+
+
+class Replica:
+    """Answers with these bytes, piece by piece, and then ends the connection, or does not."""
+
+    def __init__(self, data: bytes, cuts: list[int], ending: str) -> None:
+        self._pieces = pieces(data, cuts)
+        self._ending = ending
+
+    def __call__(self, wire: Wire) -> None:
+        while self._pieces and not wire.closing:
+            wire.protocol.data_received(self._pieces.pop(0))
+        if wire.closing:
+            return
+        if self._ending == "end":
+            wire.protocol.eof_received()
+            wire.end()
+        elif self._ending == "reset":
+            wire.end(ConnectionResetError())
+
+
+def read(data: bytes, *, head: bool, ending: str) -> oracle.Message | None:
+    """What the answer is; None where it is none, or is cut short."""
+    try:
+        return oracle.response(data, to_head=head, whole=ending == "end")
+    except (oracle.WrongError, oracle.ShortError):
+        return None
+
+
+def check(said: bytes, message: oracle.Message | None, *, head: bool, gone: bool, aborted: bool) -> None:
+    """What the client was told, against what the replica said."""
+    if message is not None:
+        told = oracle.response(said, to_head=head, whole=gone)
+        assert (told.first[1], told.body, told.ends) == (message.first[1], message.body, len(said))
+        assert not {b"upgrade", b"keep-alive", b"proxy-authenticate"} & {name.lower() for name, _ in told.fields}
+        return
+    try:
+        told = oracle.response(said, to_head=head, whole=gone)
+    except oracle.ShortError:
+        assert gone, "neither an end nor a break"
+        return
+    assert told.ends == len(said)
+    own = told.first[1] == b"502" and (head or told.body.startswith(b'{"error":'))
+    assert own or aborted or b'data: {"error":' in told.body
+
+
+@pytest.mark.fault("answers that are no HTTP", "silent truncation")
+def test_a_client_gets_the_one_answer_or_is_told(stagehand: Stagehand) -> None:
+    @FUZZ
+    @given(sequences(answers()), CUTS, st.sampled_from(REQUESTS), st.sampled_from(["end", "end", "reset", "stay"]))
+    def attempt(data: bytes, cuts: list[int], asked: bytes, ending: str) -> None:
+        async def play() -> None:
+            head = asked.startswith(b"HEAD")
+            stage = Stage(Replica(data, cuts, ending))
+            await stage.play(asked, [])
+            message = read(data, head=head, ending=ending)
+            said = bytes(stage.client.written)
+            if ending == "stay" and stage.busy:
+                assert message is None
+            else:
+                assert not stage.busy, "it hangs"
+                check(said, message, head=head, gone=stage.client.closing, aborted=stage.client.aborted)
+            if stage.pool._idle:
+                assert message is not None, "a connection with no whole answer is kept"
+                assert not data[message.ends :].strip(b"\r\n"), "a connection with surplus bytes is kept"
+            await stage.leave()
+
+        stagehand.run(play)
+
+    attempt()
