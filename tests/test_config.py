@@ -69,6 +69,7 @@ def test_words_for_true_and_false(text: str, value: bool) -> None:
     assert load(replicas=[URL], environ={"WARMROUTE_SHOW_CHOICE": text}).listen.show_choice is value
 
 
+@pytest.mark.fault("address without scheme")
 @pytest.mark.parametrize(
     ("url", "said"),
     [

@@ -34,6 +34,7 @@ def test_a_conversation_goes_where_its_past_is() -> None:
     assert chosen(candidate("a"), candidate("b", 3200, continues=True, routed=60_000.0)) == "b"
 
 
+@pytest.mark.fault("miss goes to the idle tree")
 def test_unless_the_wait_there_is_longer_than_the_prefill_elsewhere() -> None:
     elsewhere = prices([candidate("a")], [4000], RATES, branch=False)[0].slowed_ms
     assert chosen(candidate("a"), candidate("b", 3200, continues=True, waiting_ms=elsewhere / 2)) == "b"
@@ -45,12 +46,14 @@ def test_a_small_past_still_counts_among_equals() -> None:
     assert chosen(candidate("a"), candidate("b", 64, continues=True, routed=500.0), tokens=200) == "b"
 
 
+@pytest.mark.fault("shared system prompt")
 def test_a_popular_prefix_spreads() -> None:
     warm = candidate("a", 960)
     assert chosen(warm, candidate("b"), tokens=1000) == "a"
     assert chosen(candidate("a", 960, routed=8000.0), candidate("b"), tokens=1000) == "b"
 
 
+@pytest.mark.fault("miss goes to the idle tree")
 def test_an_idle_fleet_is_used_evenly() -> None:
     assert chosen(candidate("a", routed=5.0), candidate("b"), tokens=100) == "b"
 

@@ -34,6 +34,7 @@ async def turn(client: Any, model: str, messages: list[dict[str, str]], *, strea
     return text, headers["x-warmroute-replica"], int(headers["x-warmroute-predicted-tokens"]), cached or 0
 
 
+@pytest.mark.fault("affinity never begins")
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_every_turn_finds_its_past_and_the_prediction_is_exact(fleet: Fleet, stream: bool) -> None:
     fakes = [await fleet.fake("--seed", str(i)) for i in range(3)]
@@ -60,6 +61,7 @@ async def test_every_turn_finds_its_past_and_the_prediction_is_exact(fleet: Flee
     assert all(replica.load.in_flight == 0 for replica in router.fleet)
 
 
+@pytest.mark.fault("shapes of prompts")
 async def test_completions_of_every_shape(fleet: Fleet) -> None:
     fakes = [await fleet.fake() for _ in range(2)]
     router = await fleet.router(*fakes)
@@ -99,6 +101,7 @@ async def test_predictions_hold_for_every_algorithm_salt_and_block_size(fleet: F
             assert (predicted > 0) is (again > 0)
 
 
+@pytest.mark.fault("suffix taken for a prefix")
 async def test_a_suffix_is_no_prefix(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.fake())
     client = await fleet.openai(router)
@@ -119,6 +122,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.fault("malformed bodies")
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED.keys())
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_malformed_bodies_are_the_engines_400(fleet: Fleet, path: str, body: bytes) -> None:
@@ -132,6 +136,7 @@ async def test_malformed_bodies_are_the_engines_400(fleet: Fleet, path: str, bod
     assert reply.body == (await direct.reply()).body
 
 
+@pytest.mark.fault("other routes")
 async def test_routes_of_the_engine_are_reached(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.fake(), await fleet.fake())
     client = await fleet.client(router)
@@ -146,6 +151,7 @@ async def test_routes_of_the_engine_are_reached(fleet: Fleet) -> None:
     assert (await client.reply()).json == {"detail": "Not Found"}
 
 
+@pytest.mark.fault("work for nobody", "left before the first byte")
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_the_engine_stops_working_when_the_client_leaves(fleet: Fleet, stream: bool) -> None:
     fake = await fleet.fake("--time-scale", "1")

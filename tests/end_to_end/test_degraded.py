@@ -20,6 +20,7 @@ async def ask(client: Any, model: str, text: str) -> None:
     await client.completions.create(model=model, prompt=text, max_tokens=1)
 
 
+@pytest.mark.fault("blind routing")
 async def test_an_engine_that_caches_nothing_though_it_says_so(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     """Its cache is emptied behind the router's back before each request, so that every prediction is wrong."""
     caplog.set_level(logging.INFO)

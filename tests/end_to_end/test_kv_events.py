@@ -102,6 +102,7 @@ async def test_every_encoding(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, ver
     assert feed(router, fake).counts.malformed == 0
 
 
+@pytest.mark.fault("missed events")
 @pytest.mark.parametrize("kind", ["events_lost", "events_repeated", "events_reordered"])
 async def test_what_the_network_does_to_batches_is_undone(fleet: Fleet, kind: str) -> None:
     fake = await fleet.fake(*SMALL, *publishing())
@@ -146,6 +147,7 @@ async def test_history_that_no_replay_brings_back_is_predicted(fleet: Fleet) -> 
         assert predicted == delivered == 96
 
 
+@pytest.mark.fault("index outlives the cache")
 async def test_a_restart_leaves_nothing_of_what_was_there(fleet: Fleet) -> None:
     fake = await fleet.fake(*SMALL, *publishing())
     router = await fleet.router(fake)
@@ -189,6 +191,7 @@ async def test_a_late_router_predicts_what_it_cannot_learn(fleet: Fleet) -> None
     assert (await client.ask(prompt))[:2] == (192, 192)
 
 
+@pytest.mark.fault("blind routing")
 async def test_an_unknown_seed_is_translated(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "a secret")
     fakes = [await fleet.fake(*SMALL, *publishing()) for _ in range(2)]
@@ -238,6 +241,7 @@ async def test_one_replica_with_events_and_one_without(fleet: Fleet) -> None:
     assert "cache contents: predicted" in router.announcement()
 
 
+@pytest.mark.fault("ranks in one")
 async def test_ranks_are_separate_caches_and_requests_name_them(fleet: Fleet) -> None:
     fake = await fleet.fake(*SMALL, *publishing(), "--data-parallel-size", "2")
     router = await fleet.router(fake)

@@ -142,6 +142,7 @@ async def _settled(link: Link) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.fault("forgetful restart")
 async def test_a_router_killed_and_started_again_hits_as_before(store: Server, fleet: Fleet) -> None:
     as_before = await play(store, fleet, killed=False)
     after = await play(store, fleet, killed=True)
@@ -235,6 +236,7 @@ async def _kill(store: Server, ended: Callable[[], bool]) -> None:
     await until(ended, "it is noticed")
 
 
+@pytest.mark.fault("hung store", "log per request")
 @pytest.mark.parametrize("happens", [_stall, _kill], ids=["stalled", "killed"])
 async def test_no_request_sees_what_befalls_the_store(
     store: Server, fleet: Fleet, caplog: pytest.LogCaptureFixture, happens: Any

@@ -57,6 +57,7 @@ def test_routed_work_fades() -> None:
     assert load.routed(ROUTED_WINDOW_SECONDS) == pytest.approx(1000 + 1000 / 2.718281828)
 
 
+@pytest.mark.fault("load of the dead")
 @given(
     st.lists(
         st.tuples(

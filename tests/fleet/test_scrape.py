@@ -25,6 +25,7 @@ def test_a_real_page() -> None:
     assert metrics.started is not None
 
 
+@pytest.mark.fault("renamed metrics")
 def test_old_names_ranks_and_missing_series() -> None:
     page = """
 # HELP vllm:num_requests_running x

@@ -107,6 +107,7 @@ LINE = re.compile(rb"[A-Z!#$%&'*+.^_`|~0-9a-z-]+ [\x21-\x7e]+ HTTP/1\.1")
 FIELD = re.compile(rb"([A-Z!#$%&'*+.^_`|~0-9a-z-]+): [\x20-\x7e\x80-\xff\t]*")
 
 
+@pytest.mark.fault("smuggling")
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_clients_send_replicas_get_whole_requests_only(
     bench: Bench, caplog: pytest.LogCaptureFixture, seed: int
@@ -223,6 +224,7 @@ async def test_a_flood_of_pipelined_requests_is_answered_in_order(bench: Bench) 
     assert [(await client.reply()).body for _ in range(2000)] == [b"/%d" % number for number in range(2000)]
 
 
+@pytest.mark.fault("answers that are no HTTP")
 @pytest.mark.parametrize(
     "flood",
     [
@@ -255,6 +257,7 @@ async def test_a_replica_that_never_comes_to_its_answer_is_left(bench: Bench, fl
         await replica.received[0].aborted.wait()
 
 
+@pytest.mark.fault("answers that are no HTTP")
 @pytest.mark.parametrize(
     "raw",
     [

@@ -29,6 +29,7 @@ BODIES = {
 }
 
 
+@pytest.mark.fault("bytes of bodies")
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/anything/else"])
 async def test_a_body_arrives_as_it_was_sent(bench: Bench, path: str, body: bytes) -> None:
@@ -41,6 +42,7 @@ async def test_a_body_arrives_as_it_was_sent(bench: Bench, path: str, body: byte
     assert replica.received[0].body == body
 
 
+@pytest.mark.fault("large bodies")
 async def test_a_16_mb_body_arrives_whole(bench: Bench) -> None:
     replica = await bench.replica()
     client = await bench.client(await bench.router(replica))
@@ -63,6 +65,7 @@ async def test_a_chunked_body_arrives_whole_and_measured(bench: Bench) -> None:
     assert replica.received[0].header(b"x-trailer") is None
 
 
+@pytest.mark.fault("identity", "query strings")
 async def test_method_target_and_headers_arrive(bench: Bench) -> None:
     replica = await bench.replica()
     client = await bench.client(await bench.router(replica))
@@ -81,6 +84,7 @@ async def test_method_target_and_headers_arrive(bench: Bench) -> None:
     assert got.header(b"traceparent") == b"00-1"
 
 
+@pytest.mark.fault("hop-by-hop", "our own headers")
 async def test_hop_by_hop_and_our_own_headers_do_not_cross(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(
@@ -121,6 +125,7 @@ async def test_hand_off_parameters_of_a_client_are_cut_out(bench: Bench) -> None
         assert b'"seed":NaN' in got.body
 
 
+@pytest.mark.fault("answer headers", "identity", "encoding told wrong")
 async def test_an_answer_comes_back_as_it_was_sent(bench: Bench) -> None:
     packed = gzip.compress(b'{"choices":[]}')
 
@@ -159,6 +164,15 @@ def splits() -> list[list[bytes]]:
     return [one_by_one, [EVENTS]] + [[EVENTS[:i], EVENTS[i:]] for i in range(1, len(EVENTS), 7)]
 
 
+@pytest.mark.fault(
+    "split characters",
+    "split events",
+    "odd event lines",
+    "end within text",
+    "usage apart from the end",
+    "usage reshaped",
+    "content type",
+)
 async def test_a_stream_split_anywhere_is_the_same_stream(bench: Bench) -> None:
     ways = iter(splits())
 
@@ -183,6 +197,7 @@ async def test_a_stream_split_anywhere_is_the_same_stream(bench: Bench) -> None:
         assert router.telemetry.delivered_tokens.labels(replica.name)._value.get() == 3 * count
 
 
+@pytest.mark.fault("held back")
 async def test_each_chunk_is_passed_on_before_the_next_one_is_made(bench: Bench) -> None:
     """The replica makes a chunk only once the client has the one before: one held back would hang here."""
     taken = asyncio.Semaphore(0)
@@ -205,6 +220,7 @@ async def test_each_chunk_is_passed_on_before_the_next_one_is_made(bench: Bench)
     assert await client.chunk() is None
 
 
+@pytest.mark.fault("long lines")
 async def test_a_3_mb_event_passes(bench: Bench) -> None:
     event = delta("x" * 3_000_000)
 
@@ -284,6 +300,7 @@ async def test_expect_100_continue(bench: Bench) -> None:
     assert replica.received[0].header(b"expect") is None
 
 
+@pytest.mark.fault("answers that are no HTTP")
 async def test_surplus_bytes_of_a_replica_reach_nobody(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(CHAT) + answer(b"smuggled"))

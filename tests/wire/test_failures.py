@@ -33,6 +33,7 @@ async def hang_up(request: Received, reader: asyncio.StreamReader, writer: async
     writer.transport.abort()
 
 
+@pytest.mark.fault("stale connections", "one race, all dead")
 async def test_a_connection_closed_while_idle_is_no_failure(bench: Bench) -> None:
     """The replica closes right after each answer, just as the next request is on its way: 60 times."""
 
@@ -69,6 +70,7 @@ async def test_a_connection_idle_for_too_long_is_not_used(bench: Bench) -> None:
         assert replica.connections - before == connections
 
 
+@pytest.mark.fault("refused connection")
 async def test_a_refused_connection_is_another_replicas_request(bench: Bench) -> None:
     replicas = [await bench.replica() for _ in range(2)]
     router = await bench.router(*replicas, probe_seconds=60)
@@ -80,6 +82,7 @@ async def test_a_refused_connection_is_another_replicas_request(bench: Bench) ->
         assert (reply.status, reply.header(b"x-warmroute-replica")) == (200, replicas[0].name.encode())
 
 
+@pytest.mark.fault("refused connection")
 async def test_a_reset_before_the_first_byte_is_another_replicas_request(bench: Bench) -> None:
     replicas = [await bench.replica(hang_up), await bench.replica()]
     router = await bench.router(*replicas, policy="round_robin", probe_seconds=60)
@@ -90,6 +93,7 @@ async def test_a_reset_before_the_first_byte_is_another_replicas_request(bench: 
     assert len(replicas[0].received) >= 1
 
 
+@pytest.mark.fault("refused connection")
 async def test_all_gone_is_a_502_that_names_them(bench: Bench) -> None:
     replicas = [await bench.replica() for _ in range(2)]
     router = await bench.router(*replicas, probe_seconds=60)
@@ -105,6 +109,7 @@ async def test_all_gone_is_a_502_that_names_them(bench: Bench) -> None:
     assert all(replica.name in error["message"] for replica in replicas)
 
 
+@pytest.mark.fault("429 or 503")
 async def test_no_ready_replica_is_a_503_to_come_back_later(bench: Bench) -> None:
     replica = await bench.replica()
     router = await bench.router(replica, probe_seconds=0.02)
@@ -126,6 +131,7 @@ async def test_no_ready_replica_is_a_503_to_come_back_later(bench: Bench) -> Non
     assert (await client.reply()).status == 200
 
 
+@pytest.mark.fault("500 everywhere", "429 multiplied", "429 or 503")
 @pytest.mark.parametrize(
     ("code", "calls", "told"),
     [
@@ -163,6 +169,7 @@ async def test_a_500_is_answered_by_another_replica(bench: Bench) -> None:
         assert (await client.reply()).body == CHAT
 
 
+@pytest.mark.fault("hidden timeout")
 async def test_a_silent_replica_is_given_up_and_named(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await until_closed(request, reader)
@@ -177,6 +184,7 @@ async def test_a_silent_replica_is_given_up_and_named(bench: Bench) -> None:
     await asyncio.wait_for(replica.received[0].aborted.wait(), 20)
 
 
+@pytest.mark.fault("silent truncation", "500 everywhere")
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "closed"])
 async def test_a_stream_that_breaks_ends_with_an_error_and_no_done(bench: Bench, reset: bool) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -205,6 +213,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_no_done(bench: Bench,
     await until(lambda: sum(r.load.in_flight for r in router.fleet) == 0, "nothing is in flight")
 
 
+@pytest.mark.fault("silent truncation")
 async def test_a_whole_answer_that_breaks_is_no_clean_end(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
@@ -217,6 +226,7 @@ async def test_a_whole_answer_that_breaks_is_no_clean_end(bench: Bench) -> None:
     assert (reply.body, reply.clean) == (b"{", False)
 
 
+@pytest.mark.fault("answers that are no HTTP")
 @pytest.mark.parametrize(
     "garbage", [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"\x00" * 64]
 )
@@ -232,6 +242,7 @@ async def test_what_is_not_http_is_another_replicas_request(bench: Bench, garbag
         assert (await client.reply()).body == CHAT
 
 
+@pytest.mark.fault("hidden pool limit")
 async def test_400_slow_streams_all_begin(bench: Bench) -> None:
     """No pool of connections caps concurrency: each stream begins while all before it are still open."""
     release = asyncio.Event()
@@ -253,6 +264,7 @@ async def test_400_slow_streams_all_begin(bench: Bench) -> None:
         assert await client.chunk() is None
 
 
+@pytest.mark.fault("other routes")
 async def test_routes_without_a_prompt_go_by_load(bench: Bench) -> None:
     replicas = [await bench.replica() for _ in range(2)]
     router = await bench.router(*replicas)
@@ -264,6 +276,7 @@ async def test_routes_without_a_prompt_go_by_load(bench: Bench) -> None:
     assert [len(replica.received) for replica in replicas] == [6, 6]
 
 
+@pytest.mark.fault("shapes of prompts")
 async def test_prompts_of_every_shape(bench: Bench) -> None:
     replicas = [await bench.replica() for _ in range(2)]
     router = await bench.router(*replicas)
@@ -278,6 +291,7 @@ async def test_prompts_of_every_shape(bench: Bench) -> None:
     assert reply.header(b"x-warmroute-predicted-tokens") == str(2 * 37 * 16).encode()
 
 
+@pytest.mark.fault("equal lengths")
 async def test_token_prompts_of_equal_length_are_different_prompts(bench: Bench) -> None:
     replicas = [await bench.replica() for _ in range(2)]
     router = await bench.router(*replicas)
@@ -288,6 +302,7 @@ async def test_token_prompts_of_equal_length_are_different_prompts(bench: Bench)
     assert min(len(replica.received) for replica in replicas) >= 8
 
 
+@pytest.mark.fault("shared system prompt")
 async def test_a_shared_system_prompt_does_not_pin_everyone_to_one_replica(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await release.wait()

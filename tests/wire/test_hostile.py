@@ -196,6 +196,7 @@ async def test_odd_metrics_take_no_replica_out(bench: Bench, page: bytes) -> Non
     assert (await client.reply()).status == 200
 
 
+@pytest.mark.fault("slow metrics")
 @pytest.mark.parametrize("how", ["hangs", "breaks", "garbage"])
 async def test_metrics_that_do_not_come_take_no_replica_out(bench: Bench, how: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -277,6 +278,7 @@ async def test_a_trickling_head_ends(bench: Bench) -> None:
     assert ended.done() and ended.result().startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.fault("silent truncation")
 async def test_a_compressed_stream_that_breaks_is_not_ended_in_plain_text(bench: Bench) -> None:
     zipped = zlib.compressobj(wbits=31)
     part = zipped.compress(delta("x")) + zipped.flush(zlib.Z_SYNC_FLUSH)
@@ -327,6 +329,7 @@ async def test_a_client_that_leaves_behind_a_flood_is_noticed(bench: Bench, floo
         await replica.received[0].aborted.wait()
 
 
+@pytest.mark.fault("500 everywhere")
 async def test_a_request_that_kills_engines_is_not_taken_round_the_fleet(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()

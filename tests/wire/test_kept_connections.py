@@ -56,6 +56,7 @@ def close(writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
+@pytest.mark.fault("stale connections", "one race, all dead")
 @pytest.mark.parametrize("last", [close, reset], ids=["closed", "reset"])
 async def test_a_kept_connection_that_ends_as_the_request_arrives_is_no_failure(
     bench: Bench, last: Callable[[asyncio.StreamWriter], None]
@@ -129,6 +130,7 @@ async def test_the_fresh_connection_settles_it(bench: Bench) -> None:
     assert (len(first.received), len(other.received)) == (3, 1)
 
 
+@pytest.mark.fault("stale connections")
 async def test_one_stale_connection_is_enough(bench: Bench) -> None:
     """After a pause all of them are stale: the second try does not take another kept one."""
     scripted = once_a_connection(close)
@@ -151,6 +153,7 @@ async def test_one_stale_connection_is_enough(bench: Bench) -> None:
     assert len(replica.received) == 3 + 2
 
 
+@pytest.mark.fault("stale connections")
 async def test_idle_connections_are_closed_though_nobody_asks(bench: Bench) -> None:
     replica = await bench.replica()
     router = await bench.router(replica, probe_seconds=60, upstream_idle_seconds=0.01)
@@ -217,6 +220,7 @@ class Slow:
         return front
 
 
+@pytest.mark.fault("clients that do not read")
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
 async def test_a_client_that_does_not_read_holds_up_nobody_else(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, leaves: bool

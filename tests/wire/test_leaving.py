@@ -29,6 +29,7 @@ def in_flight(router: Router) -> list[int]:
     return [replica.load.in_flight for replica in router.fleet]
 
 
+@pytest.mark.fault("work for nobody", "left before the first byte")
 @pytest.mark.parametrize("body", [CHAT_BODY, STREAM_BODY], ids=["whole", "stream"])
 @pytest.mark.parametrize("begun", [False, True], ids=["before the head", "mid-answer"])
 async def test_the_replica_is_left_when_the_client_leaves(bench: Bench, body: bytes, begun: bool) -> None:
@@ -68,6 +69,7 @@ async def test_a_client_that_leaves_while_its_next_request_is_queued(bench: Benc
     await until(lambda: router.door.held_bytes == 0, "no body is held")
 
 
+@pytest.mark.fault("load of the aborted")
 async def test_aborted_requests_leak_no_load(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if b"hello" in request.body:
@@ -95,6 +97,7 @@ async def test_aborted_requests_leak_no_load(bench: Bench) -> None:
     assert min(after) >= 5  # the one that was not restarted has had 25 requests lately, so it gets fewer
 
 
+@pytest.mark.fault("probes reset load", "load ends at the head")
 async def test_probes_do_not_reset_what_is_in_flight(bench: Bench) -> None:
     open_ = asyncio.Event()
 
@@ -125,6 +128,7 @@ async def test_probes_do_not_reset_what_is_in_flight(bench: Bench) -> None:
     await until(lambda: in_flight(router) == [0], "all have ended")
 
 
+@pytest.mark.fault("load begins at the answer")
 async def test_load_counts_from_the_decision(bench: Bench) -> None:
     """20 different prompts at once, before any of them has an answer: half each."""
     release = asyncio.Event()
@@ -146,6 +150,7 @@ async def test_load_counts_from_the_decision(bench: Bench) -> None:
         assert (await client.reply()).status == 200
 
 
+@pytest.mark.fault("load of the dead")
 async def test_a_restarted_replica_owes_nothing_for_the_old_one(bench: Bench) -> None:
     release = asyncio.Event()
 
@@ -173,6 +178,7 @@ async def test_a_restarted_replica_owes_nothing_for_the_old_one(bench: Bench) ->
     assert (known.load.in_flight, known.load.decoding) == (0, 0)
 
 
+@pytest.mark.fault("clients that do not read")
 async def test_a_stalled_client_stops_the_replica_too(bench: Bench) -> None:
     """Neither side is buffered without bound: what the client does not read, the replica does not get to send."""
     sent = 0

@@ -13,6 +13,7 @@ from tests.wire.scripted import CHAT, Received, answer, until, until_closed
 LIMIT = 64 * 1024 * 1024
 
 
+@pytest.mark.fault("large bodies")
 @pytest.mark.parametrize("size", [1_100_000, 2_100_000, 16_100_000, LIMIT])
 async def test_bodies_up_to_the_limit_pass(bench: Bench, size: int) -> None:
     replica = await bench.replica()
@@ -22,6 +23,7 @@ async def test_bodies_up_to_the_limit_pass(bench: Bench, size: int) -> None:
     assert len(replica.received[0].body) == size
 
 
+@pytest.mark.fault("large bodies")
 @pytest.mark.parametrize("chunked", [False, True], ids=["measured", "chunked"])
 @pytest.mark.parametrize("size", [LIMIT + 1, 120_000_000])
 async def test_bodies_above_the_limit_are_a_413_that_names_the_setting(bench: Bench, size: int, chunked: bool) -> None:
@@ -139,6 +141,7 @@ SMUGGLERS = {
 }
 
 
+@pytest.mark.fault("smuggling")
 @pytest.mark.parametrize("data", SMUGGLERS.values(), ids=SMUGGLERS.keys())
 async def test_what_two_parsers_may_read_differently_is_refused(bench: Bench, data: bytes) -> None:
     replica = await bench.replica()
@@ -167,6 +170,7 @@ async def test_a_refusal_does_not_overtake_the_answer_before_it(bench: Bench) ->
     assert (await client.reply()).status == 400
 
 
+@pytest.mark.fault("HEAD")
 async def test_our_own_paths(bench: Bench) -> None:
     replica = await bench.replica()
     client = await bench.client(await bench.router(replica))

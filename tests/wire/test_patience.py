@@ -14,6 +14,7 @@ BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 STREAM_BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
 
 
+@pytest.mark.fault("silent truncation")
 async def test_a_stream_that_falls_silent_is_ended_with_an_error_that_names_the_setting(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(delta("a")))
@@ -49,6 +50,7 @@ async def test_an_answer_that_falls_silent_is_broken_off(bench: Bench) -> None:
     await within(replica.received[0].aborted.wait())
 
 
+@pytest.mark.fault("clients that do not read")
 async def test_a_client_that_stops_reading_is_cut_and_the_replica_is_not_blamed(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
@@ -73,6 +75,7 @@ async def test_a_client_that_stops_reading_is_cut_and_the_replica_is_not_blamed(
     client.writer.transport.abort()
 
 
+@pytest.mark.fault("hung replica")
 async def test_the_first_byte_is_waited_for_once_whatever_is_tried(bench: Bench) -> None:
     """The first replica takes half of the time and says no; the second one would answer a little too late."""
     bound = 0.4
@@ -99,6 +102,7 @@ async def test_the_first_byte_is_waited_for_once_whatever_is_tried(bench: Bench)
     assert sum(len(replica.received) for replica in replicas) == 2
 
 
+@pytest.mark.fault("answers that are no HTTP")
 @pytest.mark.parametrize("lines", [b"X: " + b"a" * 300_000, b"X: a\r\n" * 60_000], ids=["one line", "many"])
 async def test_a_replica_whose_headers_never_end_is_given_up(bench: Bench, lines: bytes) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -72,6 +72,7 @@ async def test_the_pool_is_the_engines(bench: Bench, metrics: bytes, changes: di
     assert router.index.capacity(replica.name) == blocks
 
 
+@pytest.mark.fault("unbounded index")
 async def test_thousands_of_prompts_are_no_more_than_a_pool(bench: Bench) -> None:
     replica = await bench.replica(says())
     replica.metrics = cache(block_size=16, num_gpu_blocks=1001)
