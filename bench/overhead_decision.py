@@ -47,6 +47,7 @@ TINY = Path(__file__).parents[1] / "fake_backend" / "tiny"
 PATH = "/v1/chat/completions"
 MESSAGES, TOKENS, REPLICAS, BLOCK = 50, 100_000, 16, 16
 SYSTEM_TOKENS, SHORT_TOKENS = 2_000, 600
+SHORT_BYTES = (1_000, 3_000)
 MEMORY = 256 * 1024 * 1024
 INDEX_BLOCKS = 200_000
 _VOCABULARY = 8_000
@@ -209,12 +210,17 @@ def measure(tokenizer: Tokenizer, *, algorithm: str, runs: int, seed: int) -> li
     system = {"role": "system", "content": chat.text(SYSTEM_TOKENS)}
     decider.read(chat.body([system, *chat.messages(1, SHORT_TOKENS)]))
 
-    def short(_: int) -> Callable[[], Any]:
-        asked = chat.body([system, *chat.messages(1, SHORT_TOKENS)])
-        return lambda: decider.read(asked)
+    where = f"on a warm system prompt of {SYSTEM_TOKENS}"
+    for what, length, tokens, most in (
+        (f"{SHORT_TOKENS} tokens", None, SHORT_TOKENS, 0.1),
+        *((f"{size} bytes", size, size, None) for size in SHORT_BYTES),
+    ):
 
-    name = f"read: {SHORT_TOKENS} tokens on a warm system prompt of {SYSTEM_TOKENS}"
-    figures.append(Figure(name, _median(runs * 5, short), "CPU ms", 0.1))
+        def short(_: int, length: int | None = length, tokens: int = tokens) -> Callable[[], Any]:
+            asked = chat.body([system, {"role": "user", "content": chat.text(tokens)[:length]}])
+            return lambda: decider.read(asked)
+
+        figures.append(Figure(f"read: {what} {where}", _median(runs * 5, short), "CPU ms", most))
     figures += _index(decider, body, runs)
     held = asyncio.run(_held(tokenizer, chat, algorithm))
     figures.append(Figure("event loop held while a cold prompt is read", held, "ms", 2.0))

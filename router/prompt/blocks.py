@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import struct
 import sys
+from array import array
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 """The choices of `--prefix-caching-hash-algo`, as `vllm:cache_config_info` spells them."""
@@ -58,9 +59,9 @@ class Extra:
 NO_EXTRA = Extra()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each request
 class Chain:
-    """The keys of a prompt's full blocks, and what it takes to go on from there.
+    """The keys of a prompt's full blocks, and what it takes to go on from there. Nothing changes it.
 
     `keys`: one unsigned 64-bit integer per full block, in order. `block_size` and `length` are counted in tokens
     (bytes where a `ByteHasher` made it); the last `length % block_size` of them belong to no block yet.
@@ -102,8 +103,12 @@ class Links(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def links(
-        self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None
+    def blocks(self, tail: Sequence[int], tokens: Sequence[int], block_size: int) -> Iterator[Any]:
+        """The full blocks of `tail` and `tokens`, in the form that `digests` reads fastest."""
+        ...
+
+    def digests(
+        self, parent: bytes, blocks: Iterable[Any], block_size: int, keys: tuple[Any, ...] | None
     ) -> list[bytes]: ...
 
 
@@ -136,26 +141,35 @@ class Hasher:
             )
         return self._digest(self._serialise((parent, tuple(tokens), keys)))
 
+    def blocks(self, tail: Sequence[int], tokens: Sequence[int], block_size: int) -> Iterator[tuple[int, ...]]:
+        """The full blocks of token ids, as the tuples that the engine serialises."""
+        ids = iter(_ints(tokens)) if not tail else chain(_ints(tail), _ints(tokens))
+        return zip(*[ids] * block_size, strict=False)
+
     def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
         """Digests of the full blocks of `tokens`, all with the same extra keys."""
+        return self.digests(parent, self.blocks((), tokens, block_size), block_size, keys)
+
+    def digests(
+        self, parent: bytes, blocks: Iterable[tuple[int, ...]], block_size: int, keys: tuple[Any, ...] | None
+    ) -> list[bytes]:
+        """Digests of `blocks`, which follow `parent`, all with the same extra keys."""
         digests = []
         digest, serialise = self._digest, self._serialise
         if serialise is _cbor:
             head, size, ends = b"\x83" + _head(0x40, len(parent)), _head(0x80, block_size), _cbor(keys)
-            encoded = _ENCODED_INT.__getitem__
-            for start in range(0, len(tokens) - block_size + 1, block_size):
-                block = tokens[start : start + block_size]
-                parent = digest(b"".join((head, parent, size, *map(encoded, block), ends)))
+            encoded, join = _ENCODED_INT.__getitem__, b"".join
+            for block in blocks:
+                parent = digest(join((head, parent, size, *map(encoded, block), ends)))
                 digests.append(parent)
         elif self.algorithm == "sha256":  # the default, so with fewer calls
             dumps, sha256 = pickle.dumps, hashlib.sha256
-            whole = tuple(tokens)  # whose parts are tuples already
-            for start in range(0, len(whole) - block_size + 1, block_size):
-                parent = sha256(dumps((parent, whole[start : start + block_size], keys), _PICKLE_PROTOCOL)).digest()
+            for block in blocks:
+                parent = sha256(dumps((parent, block, keys), _PICKLE_PROTOCOL)).digest()
                 digests.append(parent)
         else:
-            for start in range(0, len(tokens) - block_size + 1, block_size):
-                parent = digest(serialise((parent, tuple(tokens[start : start + block_size]), keys)))
+            for block in blocks:
+                parent = digest(serialise((parent, block, keys)))
                 digests.append(parent)
         return digests
 
@@ -172,11 +186,18 @@ class ByteHasher:
         """The chain of a prompt's bytes; `block_size` in bytes."""
         return _whole(self, tokens, block_size, extra)
 
-    def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
-        """Digests of the full blocks of `tokens`, all with the same extra keys."""
-        chunks, ends, digests = bytes(tokens), _cbor(keys), []
-        for start in range(0, len(chunks) - block_size + 1, block_size):
-            parent = xxhash.xxh3_128_digest(b"".join((parent, ends, chunks[start : start + block_size])))
+    def blocks(self, tail: Sequence[int], tokens: Sequence[int], block_size: int) -> Iterator[bytes]:
+        """The full blocks of bytes."""
+        whole = bytes(tail) + bytes(tokens)
+        return (whole[i : i + block_size] for i in range(0, len(whole) - block_size + 1, block_size))
+
+    def digests(
+        self, parent: bytes, blocks: Iterable[bytes], block_size: int, keys: tuple[Any, ...] | None
+    ) -> list[bytes]:
+        """Digests of `blocks`, which follow `parent`, all with the same extra keys."""
+        ends, digests = _cbor(keys), []
+        for block in blocks:
+            parent = xxhash.xxh3_128_digest(b"".join((parent, ends, block)))
             digests.append(parent)
         return digests
 
@@ -194,16 +215,17 @@ def grow(
     """Go on from a block's `digest` and the `tail` of tokens behind it. `first`: no block is full yet."""
     if block_size < 1:
         raise ValueError(f"block size must be at least 1, not {block_size}")
-    rest = tail + tokens if type(tail) is type(tokens) else [*tail, *tokens]  # type: ignore[operator]
+    count, left = divmod(len(tail) + len(tokens), block_size)
+    if not count:
+        return Run([], digest, _joined(tail, tokens))
+    blocks = hasher.blocks(tail, tokens, block_size)
     digests: list[bytes] = []
-    done = 0
-    if first and len(rest) >= block_size:
-        digests = hasher.links(digest, rest[:block_size], block_size, extra.keys(first=True))
-        digest, done = digests[0], block_size
-    digests += hasher.links(digest, rest[done:] if done else rest, block_size, extra.keys(first=False))
-    done = len(digests) * block_size
-    keys = list(struct.unpack(f">{len(digests)}Q", b"".join([d[-8:] for d in digests])))
-    return Run(keys, digests[-1] if digests else digest, rest[done:])
+    if first and extra.cache_salt:
+        digests = hasher.digests(digest, islice(blocks, 1), block_size, extra.keys(first=True))
+        digest = digests[0]
+    digests += hasher.digests(digest, blocks, block_size, extra.keys(first=False))
+    # A tail fills no block, so what is left over is all of `tokens`.
+    return Run(_low_64_bits(digests), digests[-1], tokens[len(tokens) - left :])
 
 
 def chain_of(keys: list[int], run: Run, block_size: int, length: int, hasher: Links, extra: Extra) -> Chain:
@@ -214,6 +236,26 @@ def chain_of(keys: list[int], run: Run, block_size: int, length: int, hasher: Li
 def _whole(hasher: Links, tokens: Sequence[int], block_size: int, extra: Extra) -> Chain:
     run = grow(hasher, hasher.none_hash, tokens[:0], tokens, block_size, extra, first=True)
     return chain_of(run.keys, run, block_size, len(tokens), hasher, extra)
+
+
+def _ints(tokens: Sequence[int]) -> Sequence[int]:
+    """The same in a list, which gives its items faster than an array does."""
+    return tokens.tolist() if isinstance(tokens, array) else tokens
+
+
+def _joined(tail: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
+    if not tail:
+        return tokens
+    return tail + tokens if type(tail) is type(tokens) else [*tail, *tokens]  # type: ignore[operator]
+
+
+def _low_64_bits(digests: list[bytes]) -> list[int]:
+    """The keys of blocks with these digests, which are all of one length."""
+    words = array("Q", b"".join(digests))
+    if sys.byteorder == "little":
+        words.byteswap()
+    step = len(digests[0]) // 8
+    return words[step - 1 :: step].tolist()
 
 
 def _sha256(data: bytes) -> bytes:

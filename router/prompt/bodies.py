@@ -35,7 +35,7 @@ _SPACE = re.compile(rb"[ \t\n\r]*")
 _Spans = msgspec.defstruct("_Spans", [(_OURS, list[msgspec.Raw])])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class State:
     """How a chat's rendering stands at the end of its known messages.
 

@@ -9,6 +9,7 @@ import json
 from collections import deque
 from datetime import datetime
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import jinja2
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
     from router.prompt.turns import Turns
+
+
+_ROLE = itemgetter("role")
 
 
 class TemplateError(Exception):
@@ -116,7 +120,7 @@ class ChatTemplate:
         """
         compiled = self._compile(tools, template)
         chat = conversation(messages, compiled.content_format, self.media_begin)
-        if not compiled.knows_developer and any(m["role"] == "developer" for m in chat):
+        if not compiled.knows_developer and "developer" in map(_ROLE, chat):
             chat = _developer_as_system(chat)
         if continue_final_message:
             return compiled.render_open(chat, self._variables(tools, add_generation_prompt, extra))
@@ -143,7 +147,7 @@ class ChatTemplate:
         if compiled.turns is None:
             return None
         chat = conversation(messages, compiled.content_format, self.media_begin)
-        if not compiled.knows_developer and any(m["role"] == "developer" for m in chat):
+        if not compiled.knows_developer and "developer" in map(_ROLE, chat):
             return None
         parts = compiled.render_parts(chat, self._variables(tools, add_generation_prompt, extra))
         return parts if plain(parts, len(chat), 0) else None
@@ -159,7 +163,7 @@ class ChatTemplate:
         self, tools: list[Any] | None, add_generation_prompt: bool, extra: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         # None and "auto" count as not given (vLLM renderers/params.py `merge_kwargs`).
-        given = {k: v for k, v in (extra or {}).items() if v is not None and v != "auto"}
+        given = {k: v for k, v in extra.items() if v is not None and v != "auto"} if extra else {}
         dumped = None if tools is None else [_tool(t) for t in tools]
         return {
             "documents": None,
@@ -186,21 +190,14 @@ def _message(message: object, content_format: Literal["string", "openai"], media
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         raise TemplateError("a message is an object with a role")
     content = message.get("content")
-    parts = [] if content is None else [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list):
-        raise TemplateError("a message's content is text or a list of parts")
-    if role == "system":
-        parts = _without_billing_header(parts)
-    if content_format == "string":
-        parts = sorted(parts, key=lambda part: not _is_medium(part))
-    texts = [p for part in parts if (p := _text_part(part, media_begin)) is not None]
-    seen: dict[str, Any] = {"role": role}
-    if content_format == "string":
-        seen["content"] = "\n".join(p["text"] for p in texts if p["text"])
-    elif role == "tool":
-        seen["content"] = "\n".join(p["text"] for p in texts)
-    else:
-        seen["content"] = texts
+    seen: dict[str, Any] = {"role": role, "content": content}
+    # Text is the most common by far, and what its one part would come to in the end.
+    if (
+        not isinstance(content, str)
+        or content_format != "string"
+        or (role == "system" and content.startswith(_BILLING))
+    ):
+        seen["content"] = _content(content, role, content_format, media_begin)
     if role == "assistant":
         if calls := _tool_calls(message.get("tool_calls")):
             seen["tool_calls"] = calls
@@ -218,6 +215,24 @@ def _message(message: object, content_format: Literal["string", "openai"], media
         seen["tools"] = message.get("tools")
     return seen
 
+
+def _content(
+    content: object, role: str, content_format: Literal["string", "openai"], media_begin: str
+) -> str | list[dict[str, Any]]:
+    parts = [] if content is None else [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        raise TemplateError("a message's content is text or a list of parts")
+    if role == "system":
+        parts = _without_billing_header(parts)
+    if content_format == "string":
+        parts = sorted(parts, key=lambda part: not _is_medium(part))
+    texts = [p for part in parts if (p := _text_part(part, media_begin)) is not None]
+    if content_format == "string":
+        return "\n".join(p["text"] for p in texts if p["text"])
+    return "\n".join(p["text"] for p in texts) if role == "tool" else texts
+
+
+_BILLING = "x-anthropic-billing-header"
 
 _TEXT_OF_PART = {
     "text": "text",
@@ -275,7 +290,7 @@ def _without_billing_header(parts: list[Any]) -> list[Any]:
     kept: list[Any] = []
     for part in parts:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
-        if isinstance(text, str) and text.startswith("x-anthropic-billing-header"):
+        if isinstance(text, str) and text.startswith(_BILLING):
             rest = text.partition("\n")[2]
             if rest:
                 kept.append({"type": "text", "text": rest})
@@ -346,7 +361,7 @@ class _Compiled:
         self._source = source
         environment = _environment()
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.template(source)
             tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template isn't valid Jinja: {error}") from error
@@ -362,9 +377,7 @@ class _Compiled:
         if found := analyse(tree):
             turns, loop = found
             marked(tree, loop)
-            self._parts = jinja2.Template.from_code(
-                environment, environment.compile(tree), environment.make_globals(None)
-            )
+            self._parts = environment.template(tree)
             if tried(turns, self._probe, parts_of_text=self.content_format == "openai"):
                 self.turns = turns
 
@@ -386,7 +399,8 @@ class _Compiled:
     @staticmethod
     def _rendered(template: jinja2.Template, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         try:
-            return template.render(messages=chat, **variables)
+            # Not `Template.render`, which copies the variables twice.
+            return "".join(template.root_render_func(template.new_context({**variables, "messages": chat})))
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateError(f"the chat template refuses this chat: {error}") from error
         except RecursionError as error:
@@ -433,10 +447,30 @@ class _Generation(jinja2.ext.Extension):
         return caller()
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+_MEMBERS_OF_DICTS = frozenset(dir(dict))
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a shorter way to what templates read most: members of messages, which are dicts."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _MEMBERS_OF_DICTS:
+            # What the sandbox comes to after an AttributeError.
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(obj) is dict and type(argument) is str and argument not in _MEMBERS_OF_DICTS:
+            return obj[argument] if argument in obj else self.undefined(obj=obj, name=argument)
+        return super().getitem(obj, argument)
+
+    def template(self, source: str | nodes.Template) -> jinja2.Template:
+        """A compiled template. Its globals are a dict: every rendering copies them, and a ChainMap is slow at it."""
+        return jinja2.Template.from_code(self, self.compile(source), dict(self.globals))
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -190,12 +190,10 @@ class Row:
         missing = [i for i, ids in enumerate(found) if ids is None]
         if missing:
             fresh = self._encode([pieces[i] for i in missing])
-            last = len(pieces) - 1
             entries = []
             for i, ids in zip(missing, fresh, strict=True):
                 found[i] = ids
-                if i < last or len(pieces[i]) >= MIN_PIECE:
-                    entries.append((digests[i] ^ self._tokenizer, ids, 80 + 4 * len(ids)))
+                entries.append((digests[i] ^ self._tokenizer, ids, 80 + 4 * len(ids)))
             kept.put_all(entries)
         return [ids for ids in found if ids is not None]
 

@@ -87,7 +87,7 @@ class Reader:
         if ask.kind == "completion":
             return [self._ids(p, ask) if isinstance(p, str) else self._given(p, ask) for p in ask.prompts]
         bare = self.tokenizer.chat_template is None
-        return [self._ids(self._own_layout(ask) if bare else self._render(ask), ask)]
+        return [self._ids(self._own_layout(ask) if bare else self._render(ask, self._variables(ask)), ask)]
 
     @staticmethod
     def _own_layout(ask: Ask) -> str:
@@ -171,7 +171,7 @@ class Reader:
             ask.load()
         parts = self._parts(ask.messages, ask, extra) if key is not None else None
         if parts is None:
-            return self._text(self._render(ask), ask)
+            return self._text(self._render(ask, extra), ask)
         assert turns is not None
         start = State(self._seed, "", _opening(parts))
         return self._go_on(ask, start, key, parts, turns.settled(parts)[0], again=False)
@@ -318,8 +318,7 @@ class Reader:
             extra.setdefault("enable_thinking", ask.reasoning_effort != "none")
         return extra
 
-    def _render(self, ask: Ask) -> str:
-        extra = self._variables(ask)
+    def _render(self, ask: Ask, extra: dict[str, Any]) -> str:
         assert self.tokenizer is not None
         template = self.tokenizer.chat_template
         assert template is not None

@@ -93,7 +93,7 @@ class Ask:
             self.chat = Chat(self.chat.body, self.chat.marks, None, self.messages)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Beginning:
     """What a body begins with: its digests, and the longest beginning that is known."""
 
@@ -137,10 +137,7 @@ def read(path: str, body: bytes, beginning: Beginning | None = None) -> Ask:
         ask.documents = _typed(value, "documents", list)
         ask.reasoning_effort = _typed(value, "reasoning_effort", str)
         ask.add_generation_prompt = value.get("add_generation_prompt") is not False
-        ask.continue_final_message = value.get("continue_final_message") is True
-        ask.add_special_tokens = value.get("add_special_tokens") is True
-        ask.chat_template = _typed(value, "chat_template", str)
-        ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or {}
+        _how_it_is_rendered(ask, value)
     elif kind == "completion" and (prompts := _prompts(value.get("prompt"))):
         ask.kind, ask.prompts = kind, prompts
         ask.add_special_tokens = value.get("add_special_tokens") is not False
@@ -178,11 +175,16 @@ def _embeddings(ask: Ask, value: dict[str, Any]) -> None:
     elif isinstance(messages, list) and messages:
         ask.kind, ask.messages = "chat", messages
         ask.add_generation_prompt = value.get("add_generation_prompt") is True
-        ask.continue_final_message = value.get("continue_final_message") is True
-        ask.add_special_tokens = value.get("add_special_tokens") is True
-        ask.chat_template = _typed(value, "chat_template", str)
-        ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or {}
+        _how_it_is_rendered(ask, value)
     ask.max_tokens, ask.n = 1, 1
+
+
+def _how_it_is_rendered(ask: Ask, value: dict[str, Any]) -> None:
+    """Members that all bodies with a chat have in common."""
+    ask.continue_final_message = value.get("continue_final_message") is True
+    ask.add_special_tokens = value.get("add_special_tokens") is True
+    ask.chat_template = _typed(value, "chat_template", str)
+    ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or {}
 
 
 def without_hand_off(body: bytes) -> bytes:
@@ -224,7 +226,9 @@ def _cut(text: str, start: int, end: int, carriers: int) -> list[tuple[int, int]
 def _hands_off(value: dict[str, Any], carriers: int = _CARRIED) -> bool:
     if not HAND_OFF_KEYS.isdisjoint(value):
         return True
-    inner = (value.get(name) for name in CARRIERS) if carriers else ()
+    if not carriers or CARRIERS.isdisjoint(value):
+        return False
+    inner = (value.get(name) for name in CARRIERS)
     return any(isinstance(each, dict) and _hands_off(each, carriers - 1) for each in inner)
 
 
@@ -252,6 +256,8 @@ def _loads(body: bytes, chat: Chat | None = None) -> Any:
 
 def _typed(value: dict[str, Any], name: str, kind: type) -> Any:
     found = value.get(name)
+    if found is None:  # most are not there
+        return None
     return found if isinstance(found, kind) and not isinstance(found, bool) else None
 
 

@@ -28,9 +28,11 @@ class Cutter:
         self.marks = tuple(marks)
         self.longest = max(map(len, self.marks), default=0)
         """Characters in the longest mark."""
-        self._begin = _common_beginning(self.marks)
+        self._first = _common_beginning(self.marks)[:1]
         longest_first = sorted(self.marks, key=len, reverse=True)
-        self._mark = re.compile("|".join(map(re.escape, longest_first)))
+        rests = "|".join(re.escape(mark[len(self._first) :]) for mark in longest_first)
+        # The look-ahead keeps what all marks begin with at one character, which the search is fastest for.
+        self._mark = re.compile(f"{re.escape(self._first)}(?={rests})" if self._first else rests)
 
     def cut(self, text: str) -> list[str]:
         """The pieces of `text`, each but the last MIN_PIECE characters long at the least; [""] for no text.
@@ -48,14 +50,11 @@ class Cutter:
 
     def _find(self, text: str, at: int) -> int:
         """The first mark at or behind `at`; -1 if there is none."""
-        if not self._begin:
-            found = self._mark.search(text, at)
-            return found.start() if found else -1
-        while (at := text.find(self._begin, at)) >= 0:
-            if self._mark.match(text, at):
-                return at
-            at += 1
-        return -1
+        # A single character is found many times as fast as an expression: most texts have none of it.
+        if self._first and (at := text.find(self._first, at)) < 0:
+            return -1
+        found = self._mark.search(text, at)
+        return found.start() if found else -1
 
 
 def marks_of(description: str, favourites: str) -> list[str]:

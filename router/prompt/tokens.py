@@ -122,9 +122,10 @@ class Tokenizer:
             if self._fast is not None:
                 try:
                     if len(pieces) <= FEW:
-                        return [array("I", self._fast.encode(piece).ids) for piece in pieces]
-                    flat, ends = self._fast.encode_batch_flat(pieces)
-                    return _parts(flat, ends)
+                        # Not `encode`, which makes a list of them first.
+                        flat = self._fast.encode_batch_flat
+                        return [array("I", flat([piece])[0]) for piece in pieces]
+                    return _parts(*self._fast.encode_batch_flat(pieces))
                 except UnicodeEncodeError:
                     raise
                 except Exception as error:  # a limit of its regular expressions, say
