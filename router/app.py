@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
-import ipaddress
 import logging
-import os
-import socket
 import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from router.admin.api import application
+from router.admin.serving import serve, serve_privately
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
 from router.config import ConfigError, Settings, reloaded, urls
@@ -40,6 +36,8 @@ from router.index.shared_index import ToldIndex
 from router.index.shared_link import parse_targets, read_password, tls_context
 from router.journey import Journey, Rules
 from router.learning import tell
+from router.listening import BACKLOG, loopback, url
+from router.listening import listen as bind
 from router.prompt.readers import Readers
 from router.prompt.tokens import TokenizerError
 from router.reading import Reading
@@ -60,11 +58,10 @@ if TYPE_CHECKING:
     from router.fleet.replica import Replica
     from router.fleet.subscription import Source
     from router.index.shared_link import Target
+    from router.worker import Place
 
 log = logging.getLogger("warmroute")
 
-# Connections that wait in the kernel to be let in.
-BACKLOG = 1024
 # Once one replica is ready, the others get this long to be in the start-up block.
 LATECOMERS_SECONDS = 0.3
 # What clients are told when they are cut gets this long to be read.
@@ -77,8 +74,9 @@ SWITCH_SECONDS = 0.0005
 class Router:
     """A running router. `async with Router(settings) as router:` serves until the block is left."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises ConfigError for settings that cannot work on this machine."""
+    def __init__(self, settings: Settings, place: Place | None = None) -> None:
+        """`place`: it is one of several workers. Raises ConfigError for settings that cannot work on this machine."""
+        self._place = place
         self.settings = settings
         try:
             self.readers = Readers(settings.prompt.tokenizer, settings.prompt.prompt_memory_bytes)
@@ -151,11 +149,16 @@ class Router:
         self._stack.push_async_callback(journey.divided.close)
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
         sys.setswitchinterval(SWITCH_SECONDS)
-        own = Own(journey.serve, missing=self._missing, lacking=self.fleet.lacking, metrics=self.telemetry.page)
+        own = Own(
+            journey.serve,
+            missing=self._missing,
+            lacking=self.fleet.lacking,
+            metrics=self._page if self._place is None else self._place.metrics,
+        )
         self.door = Door(own.serve, _limits(settings), functools.partial(self.telemetry.request, "refused"))
         self.door.keys = self._credentials.clients
         # From here on clients can connect; they are let in once it is known who is there to serve them.
-        listening = _listen(listen.host, listen.port)
+        listening = bind(listen.host, listen.port, together=self._place is not None)
         self._stack.callback(listening.close)
         host, port = listening.getsockname()[:2]
         self.address = (host, port)
@@ -200,8 +203,7 @@ class Router:
             ),
         )
         self._stack.push_async_callback(roster.close)
-        if settings.admin.admin_port >= 0:
-            await self._start_admin(journey)
+        await self._start_admin(journey)
         await self._first_ready([roster.begin(replica) for replica in self.fleet])
         if self.shared is not None:
             await self.shared.start()
@@ -253,27 +255,30 @@ class Router:
         await self._stack.aclose()
 
     async def _start_admin(self, journey: Journey) -> None:
-        settings = self.settings
-        runner = web.AppRunner(
-            application(
-                token=lambda: self._credentials.admin_token,
-                explain=journey.explain,
-                replicas=self._replicas,
-                max_body_bytes=settings.listen.max_body_bytes,
-            ),
-            access_log=None,
-            shutdown_timeout=1.0,
+        async def explain(path: str, body: bytes) -> dict[str, Any]:
+            return (await journey.explain(path, body)).document()
+
+        async def replicas() -> list[dict[str, Any]]:
+            return self._replicas()
+
+        admin, place = self.settings.admin, self._place
+        if place is None and admin.admin_port < 0:
+            return
+        app = application(
+            # The supervisor asks for the token; to it alone a worker's own socket is open.
+            token=lambda: self._credentials.admin_token if place is None else None,
+            explain=explain,
+            replicas=replicas,
+            metrics=self._page,
+            max_body_bytes=self.settings.listen.max_body_bytes,
         )
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        host, port = settings.admin.admin_host, settings.admin.admin_port
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: {_reason(error)}; choose another --admin-port, or -1 for none"
-            ) from None
-        self.admin_address = runner.addresses[0][:2]
+        if place is None:
+            self.admin_address = await serve(self._stack, app, admin.admin_host, admin.admin_port)
+        else:
+            await serve_privately(self._stack, app, place.socket)
+
+    async def _page(self) -> bytes:
+        return self.telemetry.page()
 
     # -- what probes find ---------------------------------------------------------------------------------------
 
@@ -487,11 +492,9 @@ class Router:
         """The start-up block."""
         settings = self.settings
         every = settings.fleet.probe_seconds
-        host, port = self.address
-        shown = f"[{host}]" if ":" in host else host
-        lines = [f"warmroute listens on http://{shown}:{port}  (policy: {settings.choice.policy})"]
+        lines = [f"warmroute listens on {url(self.address)}  (policy: {settings.choice.policy})"]
         if self.admin_address is not None:
-            lines.append(f"  admin side on http://{self.admin_address[0]}:{self.admin_address[1]}")
+            lines.append(f"  admin side on {url(self.admin_address)}")
         lines.append("  replicas")
         models: dict[str, str] = {}
         blocks = 0
@@ -619,45 +622,8 @@ def _event_sources(settings: Settings) -> dict[str, dict[int, Source]]:
 
 def _check_admin(settings: Settings, credentials: Credentials) -> None:
     admin = settings.admin
-    if credentials.admin_token is None and admin.admin_port >= 0 and not _loopback(admin.admin_host):
+    if credentials.admin_token is None and admin.admin_port >= 0 and not loopback(admin.admin_host):
         raise ConfigError(f"--admin-host {admin.admin_host} is not loopback: name a token with --admin-token-file")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises ConfigError; a port that somebody else holds must not look like ours."""
-    try:
-        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host} is no address of this machine: {_reason(error)}") from None
-    listening = socket.socket(family, kind, proto)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setblocking(False)
-        listening.bind(where)
-        listening.listen(BACKLOG)
-    except OSError as error:
-        listening.close()
-        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
-        raise ConfigError(f"cannot listen on {host}:{port}: {_reason(error)}; choose another {other}") from None
-    return listening
-
-
-def _does(replica: Replica) -> str:
-    """Its role, for people."""
-    return "prefill and decode" if replica.role is Role.BOTH else replica.role.value
-
-
-def _reason(error: OSError) -> str:
-    """The system's words for an error, without what libraries wrap around them."""
-    known = error.errno is not None and error.errno > 0
-    return (os.strerror(error.errno) if known else error.strerror or str(error)).lower()  # type: ignore[arg-type]
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _shared_metrics(shared: Shared) -> Iterable[Metric]:
@@ -672,3 +638,8 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _does(replica: Replica) -> str:
+    """Its role, for people."""
+    return "prefill and decode" if replica.role is Role.BOTH else replica.role.value

@@ -23,6 +23,9 @@ import uvloop
 
 from router.app import Router
 from router.config import SECTIONS, ConfigError, Leaf, Settings, leaves, load
+from router.index.shared_embedded import end_with_parent
+from router.supervisor import Supervisor
+from router.worker import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +35,9 @@ log = logging.getLogger("warmroute")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 after a clean end, 2 for settings that cannot work."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["worker"]:
+        return _work(*given[1:])
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -47,12 +53,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     read = functools.partial(
         load, replicas=arguments.replica, file=Path(arguments.config) if arguments.config else None, flags=flags
     )
+    return _run(read)
+
+
+def _work(number: str, directory: str, supervisor: str) -> int:
+    """One of several workers, as `router.supervisor` starts it: no command for people."""
+    end_with_parent(int(supervisor))
+    place = Place(int(number), Path(directory))
+    return _run(place.settings, place)
+
+
+def _run(read: Callable[[], Settings], place: Place | None = None) -> int:
     try:
         settings = read()
+        who = "" if place is None else f"worker {place.number}: "
         logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+            level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s: {who}%(message)s", stream=sys.stderr
         )
-        return uvloop.run(_serve(settings, read))
+        if settings.listen.workers > 1 and place is None:
+            return uvloop.run(_supervise(settings, read))
+        return uvloop.run(_serve(settings, read, place))
     except ConfigError as error:
         print(f"warmroute: {error}", file=sys.stderr)
         return 2
@@ -145,14 +165,14 @@ def explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
+async def _serve(settings: Settings, read: Callable[[], Settings], place: Place | None) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # what it would reload is being read just now
     files = _raise_file_limit()
-    router = Router(settings)
+    router = Router(settings, place)
     opening, stopping = asyncio.create_task(router.__aenter__()), asyncio.create_task(stop.wait())
     await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -176,12 +196,14 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
             task.add_done_callback(reloads.discard)
 
         loop.add_signal_handler(signal.SIGHUP, reload)
-        print(router.announcement(), file=sys.stderr, flush=True)
+        said = router.announcement()
         # A stream holds two: the client's and the replica's.
         if files // 2 < settings.listen.max_connections:
-            print(
-                f"  open files: {files}, enough for about {files // 2} streams at one time", file=sys.stderr, flush=True
-            )
+            said += f"\n  open files: {files}, enough for about {files // 2} streams at one time"
+        if place is None:
+            print(said, file=sys.stderr, flush=True)
+        else:
+            await place.tell_ready(said)
         await stop.wait()
         # A second signal means now.
         for name in (signal.SIGINT, signal.SIGTERM):
@@ -189,6 +211,27 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
     finally:
         await router.__aexit__()
     return 0
+
+
+async def _supervise(settings: Settings, read: Callable[[], Settings]) -> int:
+    """Several workers."""
+    loop = asyncio.get_running_loop()
+    supervisor = Supervisor(settings)
+
+    def reload() -> None:
+        try:
+            supervisor.reload(read())
+        except ConfigError as error:
+            log.error("settings not reloaded, the old ones stay: %s", error)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, supervisor.end, number)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    async with supervisor:
+        if not supervisor.done.is_set():
+            print(supervisor.announcement, file=sys.stderr, flush=True)
+        await supervisor.done.wait()
+    return supervisor.status
 
 
 async def _reload(router: Router, read: Callable[[], Settings]) -> None:

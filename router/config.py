@@ -65,6 +65,15 @@ class Listen(Section, frozen=True):
 
     host: Annotated[str, Meta(description="Address to listen on. Loopback: being reachable is a choice.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 8080
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Processes that serve the port together, one a core at the most: one carries some thousand "
+            "requests a second. They share what they know through `redis`, `embedded` where none is named.",
+        ),
+    ] = 1
     max_body_bytes: Annotated[
         int, Meta(ge=1024, description="Largest request body. 64 MiB holds a 1M-token prompt or a few large images.")
     ] = 64 * 1024 * 1024

@@ -1,16 +1,15 @@
-"""The admin side, on an address of its own: GET /router/replicas, POST /router/explain, GET /health."""
+"""The admin side, on an address of its own: GET /router/replicas, POST /router/explain, GET /health and /metrics."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from aiohttp import web
 
-if TYPE_CHECKING:
-    from router.choose.explanation import Explanation
+from router.telemetry import CONTENT_TYPE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -18,8 +17,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def application(
     *,
     token: Callable[[], str | None],
-    explain: Callable[[str, bytes], Awaitable[Explanation]],
-    replicas: Callable[[], list[dict[str, Any]]],
+    explain: Callable[[str, bytes], Awaitable[dict[str, Any]]],
+    replicas: Callable[[], Awaitable[list[dict[str, Any]]]],
+    metrics: Callable[[], Awaitable[bytes]],
     max_body_bytes: int,
 ) -> web.Application:
     """The admin side's routes. `token`: what `Authorization: Bearer` must carry just now; None asks for nothing."""
@@ -39,16 +39,20 @@ def application(
         return _json({"status": "ok"})
 
     async def list_replicas(_: web.Request) -> web.Response:
-        return _json({"replicas": replicas()})
+        return _json({"replicas": await replicas()})
 
     async def explain_request(request: web.Request) -> web.Response:
         body = await request.read()
         path = request.query.get("path") or _path_of(body)
-        return _json((await explain(path, body)).document())
+        return _json(await explain(path, body))
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=await metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application(middlewares=[guard], client_max_size=max_body_bytes)
     app.router.add_get("/health", health)
     app.router.add_get("/router/replicas", list_replicas)
+    app.router.add_get("/metrics", page)
     app.router.add_post("/router/explain", explain_request)
     return app
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from router.telemetry import CONTENT_TYPE
+from router.wire import errors
 from router.wire.http import Head, response_head
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Own:
         *,
         missing: Callable[[], list[str]],
         lacking: Callable[[], list[str]],
-        metrics: Callable[[], bytes],
+        metrics: Callable[[], Awaitable[bytes]],
     ) -> None:
         self._beyond = beyond
         self._missing = missing
@@ -45,9 +46,18 @@ class Own:
                 body = orjson.dumps({"ready": not missing, "missing": missing or self._lacking()})
                 _answer(request, client, 503 if missing else 200, "application/json", body)
             case "/metrics":
-                _answer(request, client, 200, CONTENT_TYPE, self._metrics())
+                await self._page(request, client)
             case _:
                 await self._beyond(request, client)
+
+    async def _page(self, request: Request, client: Front) -> None:
+        try:
+            page = await self._metrics()
+        except OSError as error:
+            # Half of the numbers would look like a fall of all of them.
+            client.refuse(errors.Refusal(503, "ServiceUnavailableError", f"The metrics cannot be gathered: {error}."))
+        else:
+            _answer(request, client, 200, CONTENT_TYPE, page)
 
 
 def _answer(request: Request, client: Front, status: int, kind: str, body: bytes) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from router.app import Router
 from router.config import LIVE, ConfigError, leaves, load, reloaded
 from tests.wire.conftest import Bench, settings_for
+from tests.wire.running import Running
 from tests.wire.scripted import (
     CHAT,
     STREAM_HEAD,
@@ -176,41 +175,6 @@ def test_what_changes_is_told_apart() -> None:
     settings, changed, fixed = reloaded(old, new)
     assert (changed, fixed) == (["max_attempts"], ["port"])
     assert (settings.replicas, settings.listen.port, settings.fleet.max_attempts) == (["http://b:1"], 1, 3)
-
-
-class Running:
-    """`warmroute serve` as a process of its own, and what it says."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.said = b""
-
-    @classmethod
-    async def start(cls, *arguments: str) -> Running:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "router", "serve", *arguments, stderr=asyncio.subprocess.PIPE
-        )
-        return cls(process)
-
-    async def until_said(self, text: bytes) -> None:
-        """Read on until it says so."""
-        assert self.process.stderr is not None
-        before = len(self.said)
-        while text not in self.said[before:]:
-            line = await asyncio.wait_for(self.process.stderr.readline(), 20)
-            assert line, self.said.decode()
-            self.said += line
-
-    @property
-    def address(self) -> tuple[str, int]:
-        found = re.search(rb"listens on http://127.0.0.1:(\d+)", self.said)
-        assert found is not None
-        return "127.0.0.1", int(found[1])
-
-    async def kill(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
 
 
 async def test_a_hangup_reloads_the_file_and_a_wrong_one_is_refused(bench: Bench, tmp_path: Path) -> None:
