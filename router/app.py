@@ -17,7 +17,7 @@ from router.admin.serving import serve, serve_privately
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
 from router.config import ConfigError, Settings, reloaded, urls
-from router.credentials import Credentials
+from router.credentials import Credentials, for_replicas
 from router.feeds import Feeds
 from router.fleet.breaker import Condition
 from router.fleet.discovery import Fleet, members
@@ -49,6 +49,7 @@ from router.wire.own import Own
 from router.wire.upstream import Pool
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterable, Mapping
 
     from prometheus_client.core import Metric
@@ -116,6 +117,9 @@ class Router:
         self._dispatch = Dispatch(self.index, self.rates, _policy(settings))
         self._journey: Journey | None = None
         self._reloading = asyncio.Lock()
+        self._listening: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._replica_tls = self._credentials.replicas
         self.door: Door | None = None
 
     async def __aenter__(self) -> Router:
@@ -162,8 +166,11 @@ class Router:
         self._stack.callback(listening.close)
         host, port = listening.getsockname()[:2]
         self.address = (host, port)
+        replica_tls = self._credentials.replicas
         session = await self._stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), trust_env=False)
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=replica_tls), trust_env=False
+            )
         )
         self.feeds = Feeds(
             self.index,
@@ -187,7 +194,10 @@ class Router:
             shared=self.shared,
             blocks=settings.choice.default_pool_blocks,
             pool=lambda address: Pool(
-                address, connect_seconds=fleet.connect_timeout_seconds, idle_seconds=fleet.upstream_idle_seconds
+                address,
+                connect_seconds=fleet.connect_timeout_seconds,
+                idle_seconds=fleet.upstream_idle_seconds,
+                tls=replica_tls if address.tls else None,
             ),
             probe=lambda replica: Probe(
                 replica,
@@ -210,10 +220,27 @@ class Router:
             self._stack.push_async_callback(self.shared.stop)
         sweeping = asyncio.create_task(self._sweep(roster))
         self._stack.push_async_callback(_cancel, [sweeping])
-        server = await asyncio.get_running_loop().create_server(self.door.connection, sock=listening, backlog=BACKLOG)
+        self._replica_tls, self._listening = replica_tls, listening
+        await self._let_in()
         # First of all that is taken down: while answers end, everything else goes on.
-        self._stack.push_async_callback(self._stop, server)
+        self._stack.push_async_callback(self._stop)
         return self
+
+    async def _let_in(self) -> None:
+        """Take clients' connections from now on, with the certificate that holds now. Those that are waiting to be let
+        in lose nothing by it: what listens stays the same."""
+        assert self.door is not None
+        assert self._listening is not None
+        before, tls = self._server, self._credentials.front
+        self._server = await asyncio.get_running_loop().create_server(
+            self.door.connection,
+            sock=self._listening.dup(),
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.settings.listen.header_timeout_seconds,
+        )
+        if before is not None:
+            before.close()
 
     async def _first_ready(self, rounds: list[asyncio.Task[None]]) -> None:
         """Wait until a replica is ready, or each has been asked; then a moment more, for the others to be named too."""
@@ -236,9 +263,14 @@ class Router:
             assert self._journey is not None
             assert self._roster is not None
             assert self.feeds is not None
+            encrypted = self._credentials.front is not None
             self.settings, self._credentials = settings, credentials
             self.door.limits, self.door.keys = _limits(settings), credentials.clients
             self._journey.rules = _rules(settings, credentials)
+            # Pools and probes hold on to the one context that there is.
+            for_replicas(settings, self._replica_tls)
+            if encrypted or credentials.front is not None:
+                await self._let_in()
             if {"policy", "tie_band_ms"} & set(changed):
                 self._dispatch.policy = _policy(settings)
             self._probe_headers.clear()
@@ -492,7 +524,8 @@ class Router:
         """The start-up block."""
         settings = self.settings
         every = settings.fleet.probe_seconds
-        lines = [f"warmroute listens on {url(self.address)}  (policy: {settings.choice.policy})"]
+        where = url(self.address, tls=self._credentials.front is not None)
+        lines = [f"warmroute listens on {where}  (policy: {settings.choice.policy})"]
         if self.admin_address is not None:
             lines.append(f"  admin side on {url(self.admin_address)}")
         lines.append("  replicas")
@@ -547,14 +580,17 @@ class Router:
         if self.door is not None:
             self.door.abort()
 
-    async def _stop(self, server: asyncio.Server) -> None:
+    async def _stop(self) -> None:
         """Say so on /ready, stop listening, let running answers end, cut what is left after `drain_seconds`."""
         assert self.door is not None
         self.leaving = True
         if self.terminated and self.settings.listen.grace_seconds:
             log.info("not ready from now on, serving %g s more", self.settings.listen.grace_seconds)
             await asyncio.sleep(self.settings.listen.grace_seconds)
-        server.close()
+        assert self._server is not None
+        assert self._listening is not None
+        self._server.close()
+        self._listening.close()
         self.door.drain()
         drain = self.settings.listen.drain_seconds
         if self.door.connections:
@@ -589,6 +625,7 @@ def _limits(settings: Settings) -> Limits:
         body_bytes=listen.max_body_bytes,
         buffered_bytes=listen.max_buffered_bytes,
         connections=listen.max_connections,
+        connections_per_address=listen.max_connections_per_address,
         header_seconds=listen.header_timeout_seconds,
         body_seconds=listen.body_timeout_seconds,
         idle_seconds=listen.keep_alive_seconds,

@@ -113,6 +113,24 @@ class Listen(Section, frozen=True):
             "told 401; a key ends here and is not passed on. Unset: all may enter, and keys are the replicas' to judge."
         ),
     ] = ""
+    max_connections_per_address: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Connections from one address (of IPv6: one /64), in each worker; beyond it: 429. 0 sets no "
+            "bound, for behind a proxy or load balancer all come from one.",
+        ),
+    ] = 0
+    tls_cert_file: Annotated[
+        str, Meta(description="Certificate to show clients, with its chain, in PEM. Unset: plain HTTP.")
+    ] = ""
+    tls_key_file: Annotated[
+        str, Meta(description="Its private key, without a password. Unset: the key lies in `tls_cert_file` too.")
+    ] = ""
+    tls_client_ca_file: Annotated[
+        str,
+        Meta(description="Certificates that vouch for clients: only who shows one of theirs may connect (mutual TLS)."),
+    ] = ""
     show_choice: Annotated[
         bool,
         Meta(description="Add x-warmroute-replica and x-warmroute-predicted-tokens to answers."),
@@ -160,6 +178,24 @@ class Fleet(Section, frozen=True):
             description="File with the key that replicas ask for (--api-key): for the router's own questions and, with "
             "`client_keys_file`, for requests of clients, whose own keys end here. Without that, theirs pass through."
         ),
+    ] = ""
+
+
+class Tls(Section, frozen=True):
+    """How replicas whose URL begins with https:// are spoken with. Their certificates are always verified."""
+
+    replica_ca_file: Annotated[
+        str,
+        Meta(
+            description="Certificates that vouch for replicas: of your own authority, or the replicas' own where they "
+            "sign themselves. Unset: the system's."
+        ),
+    ] = ""
+    replica_cert_file: Annotated[
+        str, Meta(description="Certificate to show replicas that ask for one (mutual TLS), in PEM. Unset: none.")
+    ] = ""
+    replica_key_file: Annotated[
+        str, Meta(description="Its private key, without a password. Unset: the key lies in `replica_cert_file` too.")
     ] = ""
 
 
@@ -362,6 +398,7 @@ class Settings(Section, frozen=True):
     replicas: Annotated[list[str], Meta(description="The replicas' base URLs, as http://gpu1:8000.")] = []
     listen: Listen = Listen()
     fleet: Fleet = Fleet()
+    tls: Tls = Tls()
     prompt: Prompt = Prompt()
     events: Events = Events()
     handoff: HandOff = HandOff()
@@ -383,6 +420,13 @@ LIVE = frozenset(
         "drain_seconds",
         "grace_seconds",
         "client_keys_file",
+        "max_connections_per_address",
+        "tls_cert_file",
+        "tls_key_file",
+        "tls_client_ca_file",
+        "replica_ca_file",
+        "replica_cert_file",
+        "replica_key_file",
         "show_choice",
         "first_byte_timeout_seconds",
         "idle_timeout_seconds",
@@ -401,6 +445,7 @@ LIVE = frozenset(
 SECTIONS: dict[str, type[Section]] = {
     "listen": Listen,
     "fleet": Fleet,
+    "tls": Tls,
     "prompt": Prompt,
     "events": Events,
     "handoff": HandOff,

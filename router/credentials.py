@@ -1,10 +1,12 @@
-"""What the files that settings name hold: keys, tokens. Read whole before any of it is put to use.
+"""What the files that settings name hold: keys, tokens, certificates. Read whole before any of it is put to use.
 
 So a reload either takes all of it or, where one file is wrong, nothing.
 """
 
 from __future__ import annotations
 
+import ssl
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,9 @@ from router.config import ConfigError, Settings
 from router.wire.keys import Keys, KeysError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from router.config import Listen
     from router.wire.http import Headers
 
 
@@ -23,6 +28,10 @@ class Credentials:
     clients: Keys | None
     replica_key: str | None
     admin_token: str | None
+    front: ssl.SSLContext | None
+    """For clients."""
+    replicas: ssl.SSLContext
+    """For replicas whose URL begins with https://."""
 
     @classmethod
     def read(cls, settings: Settings) -> Credentials:
@@ -31,6 +40,8 @@ class Credentials:
             clients=_keys(settings.listen.client_keys_file),
             replica_key=_secret("--api-key-file", settings.fleet.api_key_file),
             admin_token=_secret("--admin-token-file", settings.admin.admin_token_file),
+            front=_front(settings.listen),
+            replicas=for_replicas(settings),
         )
 
     @property
@@ -44,6 +55,57 @@ class Credentials:
         if self.clients is None or self.replica_key is None:
             return []
         return [(b"Authorization", b"Bearer " + self.replica_key.encode())]
+
+
+def for_replicas(settings: Settings, context: ssl.SSLContext | None = None) -> ssl.SSLContext:
+    """How replicas are spoken with over TLS. `context`: one in use, that connections from now on are to follow; an
+    authority that it trusts already stays trusted. Raises ConfigError."""
+    tls = settings.tls
+    if context is None:
+        # Made by hand where an authority is named: the system's are not to be trusted then.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if tls.replica_ca_file else ssl.create_default_context()
+    if tls.replica_ca_file:
+        with _named("--replica-ca-file", tls.replica_ca_file):
+            context.load_verify_locations(tls.replica_ca_file)
+    if tls.replica_cert_file:
+        _load(context, "--replica-cert-file", tls.replica_cert_file, "--replica-key-file", tls.replica_key_file)
+    elif tls.replica_key_file:
+        raise ConfigError(f"--replica-key-file {tls.replica_key_file}: without a certificate (--replica-cert-file)")
+    return context
+
+
+def _front(listen: Listen) -> ssl.SSLContext | None:
+    if not listen.tls_cert_file:
+        if listen.tls_key_file or listen.tls_client_ca_file:
+            raise ConfigError("--tls-cert-file is not given, but a key or authorities for clients are")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _load(context, "--tls-cert-file", listen.tls_cert_file, "--tls-key-file", listen.tls_key_file)
+    if listen.tls_client_ca_file:
+        with _named("--tls-client-ca-file", listen.tls_client_ca_file):
+            context.load_verify_locations(listen.tls_client_ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _load(context: ssl.SSLContext, flag: str, cert: str, key_flag: str, key: str) -> None:
+    def no_password() -> str:
+        raise ConfigError(f"{key_flag if key else flag} {key or cert}: the private key has a password")
+
+    with _named(f"{flag} {cert}, {key_flag}" if key else flag, key or cert):
+        context.load_cert_chain(cert, key or None, no_password)
+
+
+@contextmanager
+def _named(flag: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise ConfigError(f"{flag} {path}: {(error.reason or 'not in PEM').lower().replace('_', ' ')}") from None
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from None
 
 
 def _keys(path: str) -> Keys | None:

@@ -139,6 +139,8 @@ class Journey:
     async def _serve(self, request: Request, client: Front) -> tuple[str, int]:
         """How it ended, and the status that the client was told."""
         rules = self.rules
+        if rules.replica_headers:
+            request.headers = [*request.headers, *rules.replica_headers]
         body = request.body
         ask, size = Ask(), 0
         begun = perf_counter()
@@ -179,7 +181,7 @@ class Journey:
             leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
             patience = Patience(max(0.001, deadline - self._clock()), rules.patience.idle)
             try:
-                added = [*leg.added(), *rules.replica_headers]
+                added = leg.added()
                 if hand_over is None or leg.split is None:
                     last = await Attempt(client, request, leg, patience, added).run(self._pools[replica.name], body)
                 else:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import ssl
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -120,8 +121,7 @@ class Probe:
         if isinstance(error, TimeoutError):
             why = "no answer in time"
         elif isinstance(error, aiohttp.ClientConnectorError):
-            number = error.os_error.errno
-            why = (os.strerror(number) if number and number > 0 else str(error.os_error)).lower()
+            why = _unconnected(error)
         elif isinstance(error, aiohttp.ClientResponseError):
             why = "it does not speak HTTP"
         else:
@@ -195,6 +195,16 @@ class Probe:
             while len(page) < MAX_PAGE_BYTES and (more := await response.content.read(MAX_PAGE_BYTES - len(page))):
                 page += more
             return response.status, page
+
+
+def _unconnected(error: aiohttp.ClientConnectorError) -> str:
+    cause = error.os_error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"nobody that is trusted here vouches for it: {cause.verify_message} (replica_ca_file)"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS: {(cause.reason or str(cause)).lower().replace('_', ' ')}"
+    number = cause.errno
+    return (os.strerror(number) if number and number > 0 else str(cause)).lower()
 
 
 def _another_process(before: Metrics, now: Metrics) -> bool:

@@ -97,6 +97,15 @@ def too_many_connections(limit: int) -> Refusal:
     )
 
 
+def too_many_from_one(limit: int) -> Refusal:
+    return Refusal(
+        429,
+        "RateLimitError",
+        f"Your address already has {limit} connections open (max_connections_per_address). Use fewer at a time.",
+        retry_after=1,
+    )
+
+
 def no_connection_left() -> Refusal:
     return Refusal(
         503,

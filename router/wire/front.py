@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
 import logging
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -61,6 +62,8 @@ class Limits:
     header_seconds: float
     body_seconds: float
     idle_seconds: float
+    connections_per_address: int = 0
+    """0 sets no bound."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +77,8 @@ class Door:
     keys: Keys | None = None
     """Those who may enter; None lets in everybody."""
     connections: set[Front] = field(default_factory=set)
+    addresses: Counter[str] = field(default_factory=Counter)
+    """Open connections by where they come from."""
     held_bytes: int = 0
     closing: bool = False
 
@@ -131,6 +136,7 @@ class Front(asyncio.Protocol):
         "_valve",
         "finished",
         "gone",
+        "peer",
         "started",
     )
 
@@ -163,6 +169,7 @@ class Front(asyncio.Protocol):
         self._break_off: Callable[[Refusal], None] | None = None
         self._progress = self._loop.time()
         self._tick: asyncio.TimerHandle | None = None
+        self.peer = ""  # where the client is
         self.gone = False
         self.started = False  # the current answer's head has been written
         self.finished = False  # the current answer is whole
@@ -174,15 +181,24 @@ class Front(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self._door.connections.add(self)
-        limit = self._door.limits.connections
-        if len(self._door.connections) > limit:
-            self._turn_away(errors.too_many_connections(limit))
+        limits, addresses = self._door.limits, self._door.addresses
+        self.peer = _origin(transport.get_extra_info("peername"))
+        addresses[self.peer] += 1
+        if len(self._door.connections) > limits.connections:
+            self._turn_away(errors.too_many_connections(limits.connections))
+            return
+        if 0 < limits.connections_per_address < addresses[self.peer]:
+            self._turn_away(errors.too_many_from_one(limits.connections_per_address))
             return
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._door.connections.discard(self)
+        if self._door.addresses[self.peer] > 1:
+            self._door.addresses[self.peer] -= 1
+        else:
+            del self._door.addresses[self.peer]
         self._drop_body()
         for request in self._ready:
             self._door.held_bytes -= len(request.body)
@@ -556,3 +572,13 @@ class Front(asyncio.Protocol):
         elif now - self._progress >= limits.idle_seconds:
             self._close()
         return True
+
+
+def _origin(peer: Any) -> str:
+    """What counts as one address: an IPv6 network, of which one client has as many addresses as it likes; all that come
+    over a unix socket together."""
+    host = peer[0] if isinstance(peer, tuple) else ""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
