@@ -8,7 +8,7 @@ block thus stands behind it, so that what is held is always closed under prefixe
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 from router.index.gallop import leading
@@ -80,10 +80,13 @@ class Residency:
             # Two turns that end in one block are two conversations, or too short to tell from one another.
             state = ENDED if state == OPEN else SHARED
         held[keys[-1]] = stamp | state
-        for key in keys[-2::-1]:
-            # A block of the answer itself: a next turn whose text tokenizes differently may part from it in its midst.
-            own = held.pop(key, OPEN) & 3 == OPEN
-            held[key] = stamp | (ENDED if ended and own else SHARED)
+        # Thousands of them for a long prompt, and so without a loop of Python's: out they go, and in again at the end.
+        others = keys[-2::-1]
+        states = list(map(held.pop, others, repeat(OPEN)))
+        held.update(zip(others, repeat(stamp | SHARED)))
+        if ended:
+            # Blocks of the answer itself: a next turn whose text tokenizes differently may part from it in its midst.
+            held.update([(key, stamp | ENDED) for key, state in zip(others, states, strict=True) if state & 3 == OPEN])
         self._evict(room)
 
     def presume(self, keys: Iterable[int]) -> None:
