@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from prometheus_client.core import Metric
 
@@ -20,7 +23,81 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 6
 DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 
 
-_CREATED = re.compile(rb"(?:# (?:HELP|TYPE) )?warmroute_\w+_created[ {]")
+class Count:
+    """One series that only grows. The library's own locks for each increment, and there is one thread that counts."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, by: float = 1) -> None:
+        self.value += by
+
+
+class Times:
+    """One histogram of seconds."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self._bounds, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: each counts what is no longer than its bound."""
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(map(float, self.counts)), strict=True))
+
+
+S = TypeVar("S", Count, Times)
+
+
+class _Family(Collector, Generic[S]):
+    """All series of one name, by their labels' values."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], make: Callable[[], S]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._make: Callable[[], S] = make
+        self._series: dict[tuple[str, ...], S] = {}
+
+    def labels(self, *values: str) -> S:
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = self._make()
+        return series
+
+    def remove(self, *values: str) -> None:
+        self._series.pop(values, None)
+
+
+class Counts(_Family[Count]):
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        super().__init__(name, text, labels, Count)
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, series in self._series.items():
+            family.add_metric(values, series.value)
+        yield family
+
+
+class Histograms(_Family[Times]):
+    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        super().__init__(name, text, labels, lambda: Times(bounds))
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, series in self._series.items():
+            family.add_metric(values, series.buckets(), series.total)
+        yield family
 
 
 class ReplicaCounters:
@@ -34,7 +111,7 @@ class ReplicaCounters:
         self.delivered_tokens = telemetry.delivered_tokens.labels(replica)
         self.completion_tokens = telemetry.completion_tokens.labels(replica)
         self.ttft = telemetry.ttft.labels(replica)
-        self._attempts: dict[str, Counter] = {}
+        self._attempts: dict[str, Count] = {}
 
     def attempt(self, ending: str) -> None:
         counter = self._attempts.get(ending)
@@ -53,69 +130,63 @@ class Telemetry:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._replicas: dict[str, ReplicaCounters] = {}
-        self._requests: dict[tuple[str, int], Counter] = {}
-        self.requests = Counter(
+        self._requests: dict[tuple[str, int], Count] = {}
+        self.requests = Counts(
             "warmroute_requests",
             "Requests by how they ended for the client, and the class of the status that it was told.",
             ["ending", "code"],  # ending: complete, refused, broken, left, failed; code: 2xx .. 5xx, none
-            registry=self.registry,
         )
         for code in ("2xx", "4xx", "5xx"):
             self.requests.labels("complete", code)
         self.requests.labels("refused", "5xx")
         self.requests.labels("left", "none")
-        self.attempts = Counter(
+        self.attempts = Counts(
             "warmroute_attempts",
             "Requests sent to a replica, by how that ended.",
             ["replica", "ending"],
-            registry=self.registry,
         )
-        self.prompt_tokens = Counter(
+        self.prompt_tokens = Counts(
             "warmroute_prompt_tokens",
             "Tokens of the prompts sent, as read by the router.",
             ["replica"],
-            registry=self.registry,
         )
-        self.predicted_tokens = Counter(
+        self.predicted_tokens = Counts(
             "warmroute_predicted_cached_tokens",
             "Of these, predicted to be cached.",
             ["replica"],
-            registry=self.registry,
         )
-        self.delivered_tokens = Counter(
+        self.delivered_tokens = Counts(
             "warmroute_delivered_cached_tokens",
             "Cached tokens that replicas reported; only engines with --enable-prompt-tokens-details do.",
             ["replica"],
-            registry=self.registry,
         )
-        self.completion_tokens = Counter(
+        self.completion_tokens = Counts(
             "warmroute_completion_tokens",
             "Tokens of answers, where replicas told.",
             ["replica"],
-            registry=self.registry,
         )
-        self.unread = Counter(
-            "warmroute_unread_prompts", "Requests routed by load alone, by why.", ["why"], registry=self.registry
-        )
-        self.ttft = Histogram(
+        self.unread = Counts("warmroute_unread_prompts", "Requests routed by load alone, by why.", ["why"])
+        self.ttft = Histograms(
             "warmroute_time_to_first_token_seconds",
             "From the decision to the first byte of a streamed answer's body.",
             ["replica"],
-            buckets=SECONDS,
-            registry=self.registry,
+            SECONDS,
         )
-        self.duration = Histogram(
-            "warmroute_request_seconds",
-            "From the whole request to the end of its answer.",
-            buckets=SECONDS,
-            registry=self.registry,
+        duration = Histograms(
+            "warmroute_request_seconds", "From the whole request to the end of its answer.", [], SECONDS
         )
-        self.decision = Histogram(
+        decision = Histograms(
             "warmroute_decision_seconds",
             "Reading the prompt, looking it up, choosing and booking.",
-            buckets=DECISION_SECONDS,
-            registry=self.registry,
+            [],
+            DECISION_SECONDS,
         )
+        self.duration, self.decision = duration.labels(), decision.labels()
+        for family in (
+            *(self.requests, self.attempts, self.prompt_tokens, self.predicted_tokens, self.delivered_tokens),
+            *(self.completion_tokens, self.unread, self.ttft, duration, decision),
+        ):
+            self.registry.register(family)
 
         self.splits = Counter(
             "warmroute_split_decisions",
@@ -191,6 +262,5 @@ class Telemetry:
         self.registry.register(Live())
 
     def page(self) -> bytes:
-        """The page for Prometheus, less the `_created` twin of each series: nobody asks for it, everybody stores it."""
-        page = generate_latest(self.registry)
-        return b"".join(line for line in page.splitlines(keepends=True) if not _CREATED.match(line))
+        """The page for Prometheus."""
+        return generate_latest(self.registry)

@@ -193,8 +193,8 @@ async def test_a_stream_split_anywhere_is_the_same_stream(bench: Bench) -> None:
         assert reply.clean
         assert reply.body == EVENTS
         assert reply.header(b"content-type") == b"text/event-stream; charset=utf-8"
-        assert router.telemetry.completion_tokens.labels(replica.name)._value.get() == 4 * count
-        assert router.telemetry.delivered_tokens.labels(replica.name)._value.get() == 3 * count
+        assert router.telemetry.completion_tokens.labels(replica.name).value == 4 * count
+        assert router.telemetry.delivered_tokens.labels(replica.name).value == 3 * count
 
 
 @pytest.mark.fault("held back")

@@ -71,8 +71,8 @@ async def test_a_kept_connection_that_ends_as_the_request_arrives_is_no_failure(
     # The first, and then each one twice: on the kept connection and on a fresh one, which the next one finds kept.
     assert len(replica.received) == 1 + 19 * 2
     assert router.fleet[replica.name].shunned_until == 0.0
-    assert router.telemetry.attempts.labels(replica.name, "complete")._value.get() == 20
-    assert router.telemetry.attempts.labels(replica.name, "unreached")._value.get() == 0
+    assert router.telemetry.attempts.labels(replica.name, "complete").value == 20
+    assert router.telemetry.attempts.labels(replica.name, "unreached").value == 0
 
 
 async def home_of(bench: Bench, replicas: list[Scripted], **changes: object) -> tuple[Scripted, Scripted, bytes]:

@@ -100,7 +100,7 @@ async def test_an_answer_that_failed_is_recorded_nowhere(bench: Bench, reply: by
     client = await bench.client(router)
     assert await predicted(client, ask(QUESTION)) == 0
     assert await predicted(client, ask(next_turn(TEXT))) == PROMPT_TOKENS
-    assert router.telemetry.completion_tokens.labels(replica.name)._value.get() == 0
+    assert router.telemetry.completion_tokens.labels(replica.name).value == 0
     assert router.feedback.of(replica.name).compared == 0
 
 
@@ -113,7 +113,7 @@ async def test_an_answer_that_broke_off_is_recorded_nowhere(bench: Bench) -> Non
 
     router = await bench.router(await bench.replica(script))
     (await bench.client(router)).post("/v1/chat/completions", ask(QUESTION))
-    await until(lambda: router.telemetry.requests.labels("broken", "2xx")._value.get() == 1, "it has broken off")
+    await until(lambda: router.telemetry.requests.labels("broken", "2xx").value == 1, "it has broken off")
     assert await predicted(await bench.client(router), ask(next_turn(TEXT))) == PROMPT_TOKENS
 
 
@@ -258,7 +258,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "i
 def booked(router: Router) -> float:
     """The prompt tokens booked for the one request there was."""
     (replica,) = router.fleet
-    value: float = router.telemetry.prompt_tokens.labels(replica.name)._value.get()
+    value: float = router.telemetry.prompt_tokens.labels(replica.name).value
     assert replica.load.routed(asyncio.get_running_loop().time()) < 4096 * 4
     return value
 

@@ -66,7 +66,7 @@ async def test_what_waits_for_its_first_byte_goes_elsewhere(bench: Bench, body: 
     assert (reply.status, reply.header(b"x-warmroute-replica")) == (200, other.name.encode())
     await within(stopped.received[0].aborted.wait())
     assert router.fleet[stopped.name].load.in_flight == 0
-    assert router.telemetry.attempts.labels(stopped.name, "unreached")._value.get() == 1
+    assert router.telemetry.attempts.labels(stopped.name, "unreached").value == 1
     # A kept connection to it is not used again either.
     assert not router._pools[stopped.name].open
 

@@ -40,7 +40,7 @@ async def by_name(bench: Bench, count: int) -> list[Scripted]:
 
 
 def attempts(router: Router, replica: Scripted, ending: str) -> float:
-    value: float = router.telemetry.attempts.labels(replica.name, ending)._value.get()
+    value: float = router.telemetry.attempts.labels(replica.name, ending).value
     return value
 
 
