@@ -61,12 +61,15 @@ S = TypeVar("S", Count, Times)
 class _Family(Collector, Generic[S]):
     """All series of one name, by their labels' values."""
 
-    def __init__(self, name: str, text: str, labels: Sequence[str], make: Callable[[], S]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str], make: Callable[[], S]
+    ) -> None:
         self._name = name
         self._text = text
         self._labels = labels
         self._make: Callable[[], S] = make
         self._series: dict[tuple[str, ...], S] = {}
+        registry.register(self)
 
     def labels(self, *values: str) -> S:
         series = self._series.get(values)
@@ -79,8 +82,8 @@ class _Family(Collector, Generic[S]):
 
 
 class Counts(_Family[Count]):
-    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        super().__init__(name, text, labels, Count)
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
+        super().__init__(registry, name, text, labels, Count)
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
@@ -90,8 +93,10 @@ class Counts(_Family[Count]):
 
 
 class Histograms(_Family[Times]):
-    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
-        super().__init__(name, text, labels, lambda: Times(bounds))
+    def __init__(
+        self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
+    ) -> None:
+        super().__init__(registry, name, text, labels, lambda: Times(bounds))
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
@@ -132,6 +137,7 @@ class Telemetry:
         self._replicas: dict[str, ReplicaCounters] = {}
         self._requests: dict[tuple[str, int], Count] = {}
         self.requests = Counts(
+            self.registry,
             "warmroute_requests",
             "Requests by how they ended for the client, and the class of the status that it was told.",
             ["ending", "code"],  # ending: complete, refused, broken, left, failed; code: 2xx .. 5xx, none
@@ -141,83 +147,86 @@ class Telemetry:
         self.requests.labels("refused", "5xx")
         self.requests.labels("left", "none")
         self.attempts = Counts(
+            self.registry,
             "warmroute_attempts",
             "Requests sent to a replica, by how that ended.",
             ["replica", "ending"],
         )
         self.prompt_tokens = Counts(
+            self.registry,
             "warmroute_prompt_tokens",
             "Tokens of the prompts sent, as read by the router.",
             ["replica"],
         )
         self.predicted_tokens = Counts(
+            self.registry,
             "warmroute_predicted_cached_tokens",
             "Of these, predicted to be cached.",
             ["replica"],
         )
         self.delivered_tokens = Counts(
+            self.registry,
             "warmroute_delivered_cached_tokens",
             "Cached tokens that replicas reported; only engines with --enable-prompt-tokens-details do.",
             ["replica"],
         )
         self.completion_tokens = Counts(
+            self.registry,
             "warmroute_completion_tokens",
             "Tokens of answers, where replicas told.",
             ["replica"],
         )
-        self.unread = Counts("warmroute_unread_prompts", "Requests routed by load alone, by why.", ["why"])
+        self.unread = Counts(
+            self.registry, "warmroute_unread_prompts", "Requests routed by load alone, by why.", ["why"]
+        )
         self.ttft = Histograms(
+            self.registry,
             "warmroute_time_to_first_token_seconds",
             "From the decision to the first byte of a streamed answer's body.",
             ["replica"],
             SECONDS,
         )
-        duration = Histograms(
-            "warmroute_request_seconds", "From the whole request to the end of its answer.", [], SECONDS
-        )
-        decision = Histograms(
+        self.duration = Histograms(
+            self.registry, "warmroute_request_seconds", "From the whole request to the end of its answer.", [], SECONDS
+        ).labels()
+        self.decision = Histograms(
+            self.registry,
             "warmroute_decision_seconds",
             "Reading the prompt, looking it up, choosing and booking.",
             [],
             DECISION_SECONDS,
-        )
-        self.duration, self.decision = duration.labels(), decision.labels()
-        for family in (
-            *(self.requests, self.attempts, self.prompt_tokens, self.predicted_tokens, self.delivered_tokens),
-            *(self.completion_tokens, self.unread, self.ttft, duration, decision),
-        ):
-            self.registry.register(family)
-
-        self.splits = Counter(
+        ).labels()
+        self.splits = Counts(
+            self.registry,
             "warmroute_split_decisions",
             "Requests that could be split between two replicas, by what was decided.",
             ["decision"],  # split, local
-            registry=self.registry,
         )
-        self.fallbacks = Counter(
+        self.fallbacks = Counts(
+            self.registry,
             "warmroute_split_fallbacks",
             "Splits that did not come off, so that the request was answered otherwise, by why.",
             ["reason"],
-            registry=self.registry,
         )
-        self.prefill_seconds = Histogram(
+        self.prefill_seconds = Histograms(
+            self.registry,
             "warmroute_split_prefill_seconds",
             "From the decision to split to the answer of the replica that computed the prompt.",
             ["replica"],
-            buckets=SECONDS,
-            registry=self.registry,
+            SECONDS,
         )
-        self.fetch_seconds = Histogram(
+        self.fetch_seconds = Histograms(
+            self.registry,
             "warmroute_split_fetch_seconds",
             "From then to the first token of the replica that fetched the KV: transfer, queue and one step.",
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.fetched_bytes = Counter(
+            [],
+            SECONDS,
+        ).labels()
+        self.fetched_bytes = Counts(
+            self.registry,
             "warmroute_split_fetched_bytes",
             "KV that was fetched, by the tokens not yet held and kv_bytes_per_token.",
             ["replica"],
-            registry=self.registry,
         )
 
     def replica(self, name: str) -> ReplicaCounters:
