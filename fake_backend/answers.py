@@ -15,6 +15,8 @@ import xxhash
 
 from router.prompt.tokens import Tokenizer
 
+# Tokens that a greedy answer's next one follows from.
+_CONTEXT = 32
 _WORDS = (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split()
 
 
@@ -60,10 +62,13 @@ class Style:
 
     length: Length
     echo: bool = False
+    greedy: int = 0
+    """Each token follows from those before it, as with a model at temperature 0; the mean length, 0 for not."""
 
 
 def parse_style(text: str) -> Style:
-    """``lognormal:MEAN:SIGMA``, ``uniform:LOW:HIGH``, ``fixed:TOKENS`` or ``echo``. Raises AnswerSpecError."""
+    """``lognormal:MEAN:SIGMA``, ``uniform:LOW:HIGH``, ``fixed:TOKENS``, ``greedy:MEAN`` or ``echo``. Raises
+    AnswerSpecError."""
     kind, *arguments = text.split(":")
     try:
         match kind, [float(argument) for argument in arguments]:
@@ -73,13 +78,15 @@ def parse_style(text: str) -> Style:
                 return Style(Uniform(int(low), int(high)))
             case "lognormal", [mean, sigma] if mean >= 1 and sigma >= 0:
                 return Style(Lognormal(mean, sigma))
+            case "greedy", [mean] if mean >= 1:
+                return Style(Fixed(int(mean)), greedy=int(mean))
             case "echo", []:
                 return Style(Fixed(1), echo=True)
     except ValueError:
         pass
     raise AnswerSpecError(
-        f"--answers must be lognormal:MEAN:SIGMA, uniform:LOW:HIGH, fixed:TOKENS or echo, with lengths in tokens of at "
-        f"least 1; got {text!r}"
+        f"--answers must be lognormal:MEAN:SIGMA, uniform:LOW:HIGH, fixed:TOKENS, greedy:MEAN or echo, with lengths in "
+        f"tokens of at least 1; got {text!r}"
     )
 
 
@@ -128,6 +135,7 @@ class Answers:
         self._first = _words(tokenizer, [word.capitalize() for word in _WORDS])
         self._next = _words(tokenizer, [" " + word for word in _WORDS])
         self._single = [word for word in self._next if len(word.ids) == 1]
+        self._words = frozenset(word.ids[0] for word in self._single)
         if not self._single or not self._first:
             raise AnswerSpecError("the tokenizer has no token for any common English word, so it cannot make answers")
 
@@ -139,6 +147,8 @@ class Answers:
             answer = self._spoken(list(wish.given[index % len(wish.given)]))
         elif self._style.echo and wish.echo:
             answer = self._spoken(list(wish.echo))
+        elif self._style.greedy:
+            return self._greedy(prompt, wish)
         else:
             length = self._style.length.draw(random)
             if wish.ignore_eos:
@@ -167,6 +177,30 @@ class Answers:
             shown += len(piece)
             ends.append(shown)
         return Answer(ids, "".join(pieces), ends, "length")
+
+    def _greedy(self, prompt: Sequence[int], wish: Wish) -> Answer:
+        """What follows from the last tokens alone: behind a part of an answer comes the rest of it."""
+        context = list(prompt[-_CONTEXT:])
+        answer = Answer([], "", [], "length")
+        pieces: list[str] = []
+        shown = 0
+        while len(answer.ids) < wish.max_tokens:
+            digest = xxhash.xxh3_64_intdigest(repr(context).encode(), self._seed)
+            # Only what it said itself can be a whole answer.
+            ends = context[-1] in self._words and (digest >> 32) % self._style.greedy == 0
+            if ends and not wish.ignore_eos and len(answer.ids) >= wish.min_tokens:
+                answer.text = "".join(pieces)
+                self._end(answer)
+                break
+            word = self._single[digest % len(self._single)]
+            pieces += word.pieces
+            shown += len(word.pieces[0])
+            answer.ids.append(word.ids[0])
+            answer.ends.append(shown)
+            context = [*context[-_CONTEXT + 1 :], word.ids[0]]
+        answer.text = "".join(pieces)
+        self._clip(answer, wish)
+        return answer
 
     def _spoken(self, ids: list[int]) -> Answer:
         """Text of given ids, as it would appear token by token."""

@@ -186,7 +186,9 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--time-scale", type=float, default=1.0, help="wall seconds per modelled second; 0: no waiting")
     own.add_argument("--step-overhead-ms", type=float, default=2.0, help="what launching a step costs")
     own.add_argument(
-        "--answers", default="lognormal:200:0.7", help="lognormal:MEAN:SIGMA, uniform:LOW:HIGH, fixed:TOKENS or echo"
+        "--answers",
+        default="lognormal:200:0.7",
+        help="lognormal:MEAN:SIGMA, uniform:LOW:HIGH, fixed:TOKENS, greedy:MEAN or echo",
     )
     own.add_argument("--kv-link", default="rdma", help="between prefill and decode: rdma, tcp or GB/s,latency in ms")
     own.add_argument("--faults", type=Path, help="a script of faults, see docs/fake-backend.md")

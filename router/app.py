@@ -638,6 +638,7 @@ def _rules(settings: Settings, credentials: Credentials) -> Rules:
         patience=Patience(fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds),
         max_attempts=fleet.max_attempts,
         show_choice=settings.listen.show_choice,
+        resume=fleet.resume_streams,
         replica_headers=credentials.request_headers,
     )
 

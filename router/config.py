@@ -172,6 +172,13 @@ class Fleet(Section, frozen=True):
     max_attempts: Annotated[
         int, Meta(ge=1, le=10, description="Replicas asked for one request, at the most, before the client is told.")
     ] = 3
+    resume_streams: Annotated[
+        bool,
+        Meta(
+            description="A stream of text whose replica dies goes on at another one, where that is exact (n = 1, no "
+            "tools or structured output, a tokenizer): the alternative is an error in the middle of the answer."
+        ),
+    ] = True
     api_key_file: Annotated[
         str,
         Meta(

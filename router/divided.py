@@ -25,7 +25,7 @@ from router.evidence import Evidence
 from router.handoff.bodies import decode_body, prefill_body
 from router.handoff.connector import WrongParametersError
 from router.leg import RANK_HEADER
-from router.wire.attempts import Attempt, Ending, Outcome, Patience
+from router.wire.attempts import SHOWN, Attempt, Ending, Outcome, Patience
 from router.wire.gather import Gathered, gather
 from router.wire.stream import JsonWatch
 from router.wire.upstream import BrokenError, ExhaustedError
@@ -222,7 +222,7 @@ class HandOver:
         finally:
             self.request.headers = given
             self.divided.dispatch.end(self.divided.clock(), prefill)
-        if outcome.ending not in (Ending.COMPLETE, Ending.BROKEN, Ending.STALLED):
+        if outcome.ending not in SHOWN:
             fallbacks.labels("decode_lost" if outcome.ending is not Ending.REFUSED else "decode_refused").inc()
         return outcome
 
@@ -379,7 +379,7 @@ class _Legs:
             self._release(handed, free)
             raise FellBackError("late")
         patience = Patience(max(0.001, self._deadline - now), self._idle)
-        attempt = Attempt(self._client, self._request, self._leg, patience, self._added, self._leg)
+        attempt = self._leg.attempt = Attempt(self._client, self._request, self._leg, patience, self._added, self._leg)
         try:
             outcome = await attempt.run(
                 divided.pools[decode.name], decode_body(self._hand_over.body, handed.parameters)
@@ -388,7 +388,7 @@ class _Legs:
             # One that was asked tells the other one itself, as soon as it sees that the client is gone.
             free() if attempt.sent else self._release(handed, free)
             raise
-        if outcome.ending in (Ending.COMPLETE, Ending.BROKEN, Ending.STALLED):
+        if outcome.ending in SHOWN:
             free()
             if outcome.ending is Ending.COMPLETE and outcome.status == 200:
                 divided.telemetry.fetched_bytes.labels(decode.name).inc(self._split.size)

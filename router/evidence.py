@@ -28,15 +28,16 @@ BUSY = 503
 class Evidence:
     """One request's. Tell it `sent`, then `ended` or `left`, and `sound` when an answer begins."""
 
-    __slots__ = ("_clock", "_suspects", "_trial")
+    __slots__ = ("_clock", "_suspects", "_trials")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._suspects: list[tuple[Replica, bool, str]] = []
-        self._trial = False
+        self._trials: list[Replica] = []
 
     def sent(self, replica: Replica) -> None:
-        self._trial = replica.breaker.begin(self._clock())
+        if replica.breaker.begin(self._clock()):
+            self._trials.append(replica)
 
     def sound(self, replica: Replica) -> None:
         """The head of an answer that blames nobody but perhaps the client."""
@@ -48,17 +49,17 @@ class Evidence:
 
     def left(self, replica: Replica) -> None:
         """The client left: that proves nothing."""
-        replica.breaker.end(trial=self._trial)
+        replica.breaker.end(trial=self._take_trial(replica))
 
     def ended(self, replica: Replica, outcome: Outcome) -> None:
         """The request is over at this replica; perhaps it goes elsewhere."""
-        trial, self._trial = self._trial, False
+        trial = self._take_trial(replica)
         ending, status = outcome.ending, outcome.status or 0
         if ending in (Ending.UNREACHED, Ending.SILENT):
             self._shun(replica, outcome.why)
         elif status == BUSY:
             self._shun(replica, None)
-        if ending in (Ending.BROKEN, Ending.SILENT) or (ending is Ending.UNREACHED and not outcome.begun):
+        if ending in (Ending.BROKEN, Ending.CUT, Ending.SILENT) or (ending is Ending.UNREACHED and not outcome.begun):
             self._blame(replica, outcome.why, trial=trial, unreachable=ending is Ending.UNREACHED)
             return
         if ending is Ending.UNREACHED or (status >= 500 and status != BUSY):
@@ -66,6 +67,12 @@ class Evidence:
         elif ending is Ending.COMPLETE and status != BUSY:
             replica.breaker.answered()
         replica.breaker.end(trial=trial)
+
+    def _take_trial(self, replica: Replica) -> bool:
+        if replica not in self._trials:
+            return False
+        self._trials.remove(replica)
+        return True
 
     def _blame(self, replica: Replica, why: str, *, trial: bool, unreachable: bool = False) -> None:
         pause = replica.breaker.failed(self._clock(), trial=trial, unreachable=unreachable)

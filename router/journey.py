@@ -18,7 +18,7 @@ import asyncio
 import functools
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,9 @@ from router.evidence import Evidence
 from router.fleet.replica import State
 from router.learning import Learning
 from router.leg import Leg, asked_rank
+from router.prompt.continuing import UnfitError
 from router.prompt.request import Ask, without_hand_off
+from router.resuming import Resumption, resumable
 from router.wire import errors
 from router.wire.attempts import Attempt, Ending, Outcome, Patience
 
@@ -70,7 +72,28 @@ class Rules:
     patience: Patience
     max_attempts: int
     show_choice: bool
+    resume: bool
     replica_headers: Headers
+
+
+@dataclass(slots=True)
+class Course:
+    """One request on its way: what is sent, what was tried, what came of it."""
+
+    request: Request
+    client: Front
+    body: bytes
+    prompt: Prompt
+    deadline: float
+    rules: Rules
+    evidence: Evidence
+    hand_over: HandOver | None
+    tried: list[str] = field(default_factory=list)
+    last: Outcome = field(default_factory=lambda: Outcome(Ending.UNREACHED))
+    doubtful: bool = False
+    """A replica failed over it, which may be the request's own doing."""
+    resumption: Resumption | None = None
+    """Its answer has begun, and shall go on."""
 
 
 class Journey:
@@ -155,72 +178,133 @@ class Journey:
             )
         prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, request.path, len(body)))
 
-        deadline = self._clock() + rules.patience.first_byte
-        tried: list[str] = []
-        evidence = Evidence(self._clock)
-        doubtful = False
-        last = Outcome(Ending.UNREACHED)
         rank = asked_rank(request)
-        hand_over = self.divided.offer(request, prompt, body, rank) if self._fleet.divided else None
-        while len(tried) < rules.max_attempts and self._clock() < deadline:
+        course = Course(
+            request,
+            client,
+            body,
+            prompt,
+            deadline=self._clock() + rules.patience.first_byte,
+            rules=rules,
+            evidence=Evidence(self._clock),
+            hand_over=self.divided.offer(request, prompt, body, rank) if self._fleet.divided else None,
+        )
+        while len(course.tried) < rules.max_attempts and self._clock() < course.deadline:
             outside = None
             if self._shared is not None:
-                outside = await self._outside(prompt, [*self._candidates(ask.model, tried), *_computing(hand_over)])
-            replicas = self._candidates(ask.model, tried)
+                asked = [*self._candidates(ask.model, course.tried), *_computing(course.hand_over)]
+                outside = await self._outside(course.prompt, asked)
+            replicas = self._candidates(ask.model, course.tried)
             if not replicas:
                 break
-            leg = self._choose(prompt, replicas, _computing(hand_over), rank, outside)
-            if not tried:
+            leg = self._choose(course.prompt, replicas, _computing(course.hand_over), rank, outside)
+            if not course.tried:
                 self._telemetry.decision.observe(perf_counter() - begun)
-            replica = leg.placement.replica
-            tried.append(replica.name)
-            # A 500, or a connection lost over it, may be this very request's doing: one more try, no tour of the fleet.
-            leg.sound = evidence.sound if hand_over is None else hand_over.sounds(evidence)
-            evidence.sent(replica)
-            leg.may_move = functools.partial(self._may_move, ask.model, tuple(tried))
-            leg.may_retry = functools.partial(self._may_retry, ask.model, tuple(tried), doubtful)
-            patience = Patience(max(0.001, deadline - self._clock()), rules.patience.idle)
-            try:
-                added = leg.added()
-                if hand_over is None or leg.split is None:
-                    last = await Attempt(client, request, leg, patience, added).run(self._pools[replica.name], body)
-                else:
-                    last = await hand_over.run(client, leg, patience, added)
-            except FellBackError:
-                # Nothing is known against this replica, and the client has seen nothing: it goes on otherwise.
-                tried.pop()
-                evidence.left(replica)
-                self._dispatch.withdraw(self._clock(), leg.placement)
-                continue
-            except asyncio.CancelledError:
-                evidence.left(replica)
-                self._dispatch.left(self._clock(), leg.placement)
-                raise
-            finally:
-                self._dispatch.end(self._clock(), leg.placement)
-                self._load_changed()
-            evidence.ended(replica, last)
-            self._telemetry.replica(replica.name).attempt(last.ending.value)
-            if last.ending in (Ending.COMPLETE, Ending.BROKEN, Ending.STALLED):
-                if last.ending is not Ending.COMPLETE:
-                    log.debug("%s broke off an answer: %s", replica.name, last.why)
-                elif last.status is not None and last.status < 300:
-                    self._learning.answered(leg)
-                else:
-                    self._dispatch.withdraw(self._clock(), leg.placement)
-                return last.ending.value, last.status or 0
-            self._dispatch.withdraw(self._clock(), leg.placement)
-            if last.ending is Ending.EXHAUSTED:
-                return self._refuse(client, errors.no_connection_left())
-            if last.begun and doubtful:
-                break  # two replicas have failed over it: it may be what fails them
-            doubtful = doubtful or last.begun
+            if (told := await self._send(course, leg)) is not None:
+                return told
 
+        last, tried = course.last, course.tried
+        if course.resumption is not None:
+            return self._not_resumed(course, "no other replica" if last.ending is Ending.CUT else "others failed")
+        if last.ending is Ending.EXHAUSTED:
+            return self._refuse(client, errors.no_connection_left())
         if not tried:
             return self._refuse(client, self._none(ask.model))
         if last.ending is Ending.SILENT:
             return self._refuse(client, errors.first_byte_timeout(tried[-1], rules.patience.first_byte))
         return self._refuse(client, errors.unreachable(tried, last.why))
+
+    async def _send(self, course: Course, leg: Leg) -> tuple[str, int] | None:
+        """One request to one replica. None: another one may be asked; else how the request ended."""
+        request, replica, evidence, hand_over = course.request, leg.placement.replica, course.evidence, course.hand_over
+        model, rules = course.prompt.ask.model, course.rules
+        course.tried.append(replica.name)
+        tried = tuple(course.tried)
+        evidence.sent(replica)
+        leg.sound = evidence.sound if hand_over is None else hand_over.sounds(evidence)
+        leg.resumable = rules.resume and resumable(request, leg)
+        leg.may_move = functools.partial(self._may_move, model, tried)
+        leg.may_retry = functools.partial(self._may_retry, model, tried, course.doubtful)
+        patience = Patience(max(0.001, course.deadline - self._clock()), rules.patience.idle)
+        added = leg.added()
+        try:
+            if hand_over is not None and leg.split is not None:
+                last = await hand_over.run(course.client, leg, patience, added)
+            else:
+                resumption = course.resumption
+                if resumption is None:
+                    leg.attempt = Attempt(course.client, request, leg, patience, added)
+                else:
+                    leg.attempt = resumption.attempt(course.client, request, leg, patience, added)
+                last = await leg.attempt.run(self._pools[replica.name], course.body)
+        except FellBackError:
+            # Nothing is known against this replica, and the client has seen nothing: it goes on otherwise.
+            course.tried.pop()
+            evidence.left(replica)
+            self._dispatch.withdraw(self._clock(), leg.placement)
+            return None
+        except asyncio.CancelledError:
+            evidence.left(replica)
+            self._dispatch.left(self._clock(), leg.placement)
+            raise
+        finally:
+            self._dispatch.end(self._clock(), leg.placement)
+            self._load_changed()
+        course.last = last
+        evidence.ended(replica, last)
+        self._telemetry.replica(replica.name).attempt(last.ending.value)
+        if last.ending is Ending.CUT:
+            log.debug("%s broke off an answer: %s", replica.name, last.why)
+            return await self._cut(course, leg)
+        if last.ending in (Ending.COMPLETE, Ending.BROKEN, Ending.STALLED):
+            if last.ending is not Ending.COMPLETE:
+                log.debug("%s broke off an answer: %s", replica.name, last.why)
+            elif last.status is not None and last.status < 300:
+                self._learning.answered(leg)
+                if course.resumption is not None:
+                    self._telemetry.resumed.inc()
+            else:
+                self._dispatch.withdraw(self._clock(), leg.placement)
+            return last.ending.value, last.status or 0
+        self._dispatch.withdraw(self._clock(), leg.placement)
+        # A 500, or a connection lost over it, may be this very request's doing: one more try, no tour of the fleet.
+        if last.ending is Ending.EXHAUSTED or (last.begun and course.doubtful):
+            course.deadline = -math.inf
+        course.doubtful = course.doubtful or last.begun
+        return None
+
+    async def _cut(self, course: Course, leg: Leg) -> tuple[str, int] | None:
+        """The answer broke off. None: another replica may go on with it; else how the request ended."""
+        assert leg.attempt is not None
+        path, reader = course.request.path, course.prompt.reader
+        resumption = course.resumption = course.resumption or Resumption(path, course.body)
+        try:
+            progress = resumption.add(leg.attempt, leg)
+            if not progress and course.doubtful:
+                raise UnfitError("others failed")
+            course.doubtful = course.doubtful or not progress
+            if resumption.ended:
+                if course.prompt.ask.include_usage:
+                    raise UnfitError("usage is missing")
+                leg.attempt.conclude()
+                return Ending.COMPLETE.value, 200
+            body = await self._reading.aside(resumption.size, lambda: resumption.body(reader))
+        except UnfitError as error:
+            return self._not_resumed(course, str(error))
+        ask, size = await self._reading.ask(path, body)
+        course.body, course.hand_over = body, None
+        course.prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, path, len(body)))
+        # To the client this is a pause within its answer.
+        course.deadline = self._clock() + course.rules.patience.idle
+        return None
+
+    def _not_resumed(self, course: Course, why: str) -> tuple[str, int]:
+        """The client has part of an answer, and that is all there will be."""
+        assert course.resumption is not None
+        assert course.resumption.broken is not None
+        self._telemetry.unresumed.labels(why).inc()
+        course.resumption.broken.tell(course.last.why)
+        return Ending.BROKEN.value, 200
 
     @staticmethod
     def _refuse(client: Front, refusal: Refusal) -> tuple[str, int]:

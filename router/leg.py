@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Opening, Verdict, Watch
+from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Opening, Said, Verdict, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from router.choose.dispatch import Placement, SplitPlacement
     from router.fleet.replica import Replica
     from router.reading import Prompt
+    from router.wire.attempts import Attempt
     from router.wire.http import Head, Headers, Request
 
 RANK_HEADER = b"X-data-parallel-rank"
@@ -44,6 +45,10 @@ class Leg:
         self.placement = placement
         self.may_retry: Callable[[int], bool] = lambda _: False
         self.may_move: Callable[[], bool] = lambda: False
+        self.attempt: Attempt | None = None
+        """The exchange that gives the client its answer."""
+        self.resumable = False
+        """Whether its answer may go on elsewhere if it breaks off."""
         self.sound: Callable[[Replica], None] = lambda _: None
         self._first_token = first_token
         self._show_choice = show_choice
@@ -63,6 +68,9 @@ class Leg:
 
     def elsewhere(self) -> bool:
         return self.may_move()
+
+    def resumes(self) -> bool:
+        return self.resumable
 
     def answering(self, head: Head) -> Headers:
         replica = self.placement.replica
@@ -111,3 +119,7 @@ class Leg:
 
     def answer(self) -> Answer | None:
         return self._watch.answer() if self._watch is not None else None
+
+    def said(self) -> Said | None:
+        """What the client has been given; None where that was not watched."""
+        return self._watch.said() if isinstance(self._watch, EventWatch) else None

@@ -140,7 +140,7 @@ class Telemetry:
             self.registry,
             "warmroute_requests",
             "Requests by how they ended for the client, and the class of the status that it was told.",
-            ["ending", "code"],  # ending: complete, refused, broken, left, failed; code: 2xx .. 5xx, none
+            ["ending", "code"],  # ending: complete, refused, broken, stalled, left, failed; code: 2xx .. 5xx, none
         )
         for code in ("2xx", "4xx", "5xx"):
             self.requests.labels("complete", code)
@@ -151,6 +151,18 @@ class Telemetry:
             "warmroute_attempts",
             "Requests sent to a replica, by how that ended.",
             ["replica", "ending"],
+        )
+        self.resumed = Counts(
+            self.registry,
+            "warmroute_resumed_answers",
+            "Streams whose replica broke off, and that another one finished.",
+            [],
+        ).labels()
+        self.unresumed = Counts(
+            self.registry,
+            "warmroute_unresumed_answers",
+            "Streams of text whose replica broke off, and that ended with an error event, by why.",
+            ["why"],
         )
         self.prompt_tokens = Counts(
             self.registry,

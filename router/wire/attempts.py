@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from router.wire import errors
 from router.wire.http import Head, Headers, Request, request_head, response_head
-from router.wire.stream import Verdict
+from router.wire.stream import DONE, ERROR_EVENT, Verdict, failed_at
 from router.wire.upstream import BrokenError, ExhaustedError, Pool, Upstream
 
 if TYPE_CHECKING:
@@ -32,8 +32,13 @@ class Ending(Enum):
     UNREACHED = "unreached"  # no connection, or it broke before the first byte of an answer
     SILENT = "silent"  # nothing came within the bound
     BROKEN = "broken"  # it broke in the middle; the client was told
+    CUT = "cut"  # it broke in the middle; the client was not told, since it may go on elsewhere
     STALLED = "stalled"  # the client stopped reading it, and was cut
     EXHAUSTED = "exhausted"  # this process has no connection left to try with
+
+
+SHOWN = frozenset({Ending.COMPLETE, Ending.BROKEN, Ending.CUT, Ending.STALLED})
+"""Endings of an answer that the client has seen something of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,9 @@ class Observer(Protocol):
 
     def elsewhere(self) -> bool:
         """Whether another replica could be asked instead."""
+
+    def resumes(self) -> bool:
+        """Whether an answer that breaks off may go on at another replica."""
 
     def answering(self, head: Head) -> Headers:
         """The answer's head is here and will be passed on; returns the headers to add to it."""
@@ -87,6 +95,7 @@ class Attempt:
         "_client",
         "_connection",
         "_done",
+        "_held",
         "_hold",
         "_last",
         "_loop",
@@ -128,6 +137,7 @@ class Attempt:
         self._plain_events = False
         self._out: list[bytes] = []
         self._tail = b""
+        self._held = b""  # an error that the replica told, which the client has not seen
 
     async def run(self, pool: Pool, body: bytes) -> Outcome:
         """Ends with the attempt; a cancelled one leaves the replica at once, so that it stops working for nobody."""
@@ -184,7 +194,7 @@ class Attempt:
 
     # -- the answer, as upstream parses it -----------------------------------------------------------------------
 
-    def head(self, head: Head) -> None:
+    def _begun(self, head: Head) -> None:
         self._silent = False
         self._last = self._loop.time()
         self._status = head.status
@@ -192,6 +202,9 @@ class Attempt:
             # It was set for the first byte; from here on another bound holds.
             self._timer.cancel()
             self._timer = self._loop.call_later(self._patience.idle, self._check_time)
+
+    def head(self, head: Head) -> None:
+        self._begun(head)
         assert self._connection is not None
         if self._observer.retries(head.status):
             # Others than 500 say of themselves that the request was not, or need not have been, worked on.
@@ -217,7 +230,7 @@ class Attempt:
     def _show(self) -> None:
         """From here on the client sees the answer, and no other attempt can take its place."""
         self._hold = None
-        self._client.begin(valve=self._connection, break_off=self._break_off)
+        self._client.begin(valve=self._connection, break_off=self._shut)
 
     def body(self, piece: bytes) -> None:
         if self._hold is not None:
@@ -229,12 +242,29 @@ class Attempt:
                 return
             if verdict is Verdict.ANSWER:
                 self._show()
+        if self._plain_events and ERROR_EVENT in piece and (at := failed_at(piece)) >= 0 and self._observer.resumes():
+            self._give_up(piece, at)
+            return
+        self._give(piece)
+        self._observer.feed(piece)
+
+    def _give(self, piece: bytes) -> None:
+        """Pass a piece of the body on, in this hop's framing."""
         if self._chunked:
             self._out += (b"%x\r\n" % len(piece), piece, b"\r\n")
         else:
             self._out.append(piece)
         self._tail = piece[-2:]
-        self._observer.feed(piece)
+
+    def _give_up(self, piece: bytes, at: int) -> None:
+        """The engine says, at `at`, that it failed over the answer: as if the replica had broken off there."""
+        if at:
+            self._give(piece[:at])
+            self._observer.feed(piece[:at])
+        self._held = piece[at:]
+        self._break_off("its engine failed")
+        assert self._connection is not None
+        self._connection.leave()
 
     def flush(self) -> None:
         self._last = self._loop.time()
@@ -245,17 +275,14 @@ class Attempt:
     def complete(self) -> None:
         if self._hold is not None:
             self._show()
-        if self._chunked:
-            self._out.append(b"0\r\n\r\n")
-        self.flush()
-        self._client.finish()
+        self._end()
         self._settle(Outcome(Ending.COMPLETE, self._status))
 
     def broken(self, why: BrokenError) -> None:
         if self._silent or self._hold is not None:
             self._settle(Outcome(Ending.UNREACHED, why=str(why), begun=True))
         else:
-            self._tell(str(why))
+            self._break_off(str(why))
 
     def lost(self, why: str) -> None:
         """The replica gives no sign of life. A request that waits for its first byte goes elsewhere; where there is no
@@ -263,7 +290,7 @@ class Attempt:
         if self._done.done():
             return
         if not self._silent and self._hold is None:
-            self._tell(why)
+            self._break_off(why)
         elif self._observer.elsewhere():
             self._settle(Outcome(Ending.UNREACHED, why=why))
         else:
@@ -271,28 +298,58 @@ class Attempt:
         if self._connection is not None:
             self._connection.leave()
 
-    def _break_off(self, refusal: errors.Refusal) -> None:
+    def _shut(self, refusal: errors.Refusal) -> None:
         """The router itself has to end here."""
-        if not self._done.done():
-            self._tell(refusal.message, refusal)
-            if self._connection is not None:
-                self._connection.leave()
+        if self._done.done():
+            self._client.abort()  # nobody is at work on it just now
+            return
+        self._cut_short(refusal.event())
+        self._settle(Outcome(Ending.BROKEN, self._status, refusal.message))
+        if self._connection is not None:
+            self._connection.leave()
 
-    def _tell(self, why: str, refusal: errors.Refusal | None = None) -> None:
-        """The client has part of an answer: say that it is only a part."""
-        if self._plain_events and (self._chunked or not self._request.http11):
-            event = (refusal or errors.broken_stream(why)).event()
-            if self._tail and not self._tail.endswith(b"\n\n"):
-                event = b"\n\n" + event
-            self.body(event) if self._chunked else self._out.append(event)
-            if self._chunked:
-                self._out.append(b"0\r\n\r\n")
+    def _break_off(self, why: str) -> None:
+        """The client has part of an answer: it goes on elsewhere, or the client is told that it is only a part."""
+        if self._takes_events and self._observer.resumes():
             self.flush()
-            self._client.finish(close=True)
+            self._settle(Outcome(Ending.CUT, self._status, why))
+        else:
+            self.tell(why)
+            self._settle(Outcome(Ending.BROKEN, self._status, why))
+
+    @property
+    def _takes_events(self) -> bool:
+        """Whether an event can be added to what the client was given."""
+        return self._plain_events and (self._chunked or not self._request.http11)
+
+    @property
+    def between_events(self) -> bool:
+        """Whether the client was given whole events, so that another may follow."""
+        return self._tail in (b"", b"\n\n")
+
+    def tell(self, why: str) -> None:
+        """Say to the client that its answer is only a part, and end it."""
+        self._cut_short(self._held or errors.broken_stream(why).event())
+
+    def _cut_short(self, event: bytes) -> None:
+        """End before the end, with this event where there can be one."""
+        if self._takes_events:
+            self._give(event if self.between_events else b"\n\n" + event)
+            self._end(close=True)
         else:
             self.flush()
             self._client.abort()
-        self._settle(Outcome(Ending.BROKEN, self._status, why))
+
+    def conclude(self) -> None:
+        """Everything was said but that it was everything."""
+        self._give(DONE)
+        self._end()
+
+    def _end(self, *, close: bool = False) -> None:
+        if self._chunked:
+            self._out.append(b"0\r\n\r\n")
+        self.flush()
+        self._client.finish(close=close)
 
     def _settle(self, outcome: Outcome) -> None:
         if not self._done.done():
@@ -317,6 +374,6 @@ class Attempt:
             self._client.abort()
             self._settle(Outcome(Ending.STALLED, self._status, f"the client read nothing for {bound:g} s"))
         else:
-            self._tell(f"it sent nothing for {bound:g} s (idle_timeout_seconds)")
+            self._break_off(f"it sent nothing for {bound:g} s (idle_timeout_seconds)")
         if self._connection is not None:
             self._connection.leave()

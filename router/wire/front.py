@@ -488,6 +488,14 @@ class Front(asyncio.Protocol):
         if self._paused and valve is not None:
             valve.pause_reading()
 
+    def go_on(self, valve: Valve, break_off: Callable[[Refusal], None]) -> None:
+        """The answer goes on from another connection."""
+        assert self.started
+        self._valve = valve
+        self._break_off = break_off
+        if self._paused:
+            valve.pause_reading()
+
     def write(self, data: bytes) -> None:
         if not self.gone and self._transport is not None:
             self._transport.write(data)

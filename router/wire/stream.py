@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -17,6 +17,25 @@ MAX_TEXT_CHARS = 1024 * 1024
 MAX_TOKEN_IDS = 128 * 1024
 # A first chunk that names the role is a few hundred bytes; what is longer than this is an answer.
 MAX_OPENING_BYTES = 64 * 1024
+
+
+DONE = b"data: [DONE]\n\n"
+ERROR_EVENT = b'data: {"error"'
+"""How vLLM begins an event that says, within an answer, that the engine failed."""
+
+
+def failed_at(piece: bytes) -> int:
+    """Where such an event begins in a piece of a stream; -1 where none does, or it blames the client."""
+    at = piece.find(ERROR_EVENT)
+    if at > 0 and piece[at - 1 : at] != b"\n":
+        return -1
+    try:
+        event: Any = orjson.loads(piece[at + len(b"data:") :].partition(b"\n")[0])
+    except orjson.JSONDecodeError:
+        return -1
+    error = event.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    return at if isinstance(code, int) and code >= 500 else -1
 
 
 @dataclass(slots=True)
@@ -107,6 +126,28 @@ def _only_a_role(choice: Any) -> bool:
     return not any(value for name, value in delta.items() if name != "role")
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a stream of chat completions or completions has given its client so far.
+
+    `text`: None where it was more than plain text. `events`: those that carried a token or more, up to the last one
+    with text; `tokens`: generated up to there, where the engine told. `identity`: by which a client tells that chunks
+    are of one answer; `role`: one of them named the role. `ended`: it told why it finished.
+    """
+
+    text: str | None = ""
+    events: int = 0
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    role: bool = False
+    ended: bool = False
+
+
+# Members of each chunk that are the same in all chunks of an answer.
+_IDENTITY = ("id", "created", "model")
+
+
 class Watch(Protocol):
     def feed(self, piece: bytes) -> None: ...
 
@@ -192,6 +233,10 @@ class EventWatch:
         self._ids: list[int] = []
         self._ids_known = False
         self._opaque = False  # something other than plain text was generated, or too much of it
+        self._identity: dict[str, Any] | None = None
+        self._role = False
+        self._events = 0
+        self._at_text: tuple[int, int | None] = (0, None)  # events and told tokens when text last came
 
     def feed(self, piece: bytes) -> None:
         lines = piece.split(b"\n")
@@ -229,6 +274,8 @@ class EventWatch:
             _usage(self._answer, usage)
         choices = event.get("choices")
         if isinstance(choices, list):
+            if self._identity is None:
+                self._identity = {name: event[name] for name in _IDENTITY if name in event}
             for choice in choices:
                 self._choice(choice)
         elif isinstance(kind := event.get("type"), str):
@@ -276,11 +323,18 @@ class EventWatch:
         delta = choice.get("delta")
         if isinstance(delta, dict):
             text = delta.get("content")
+            if "role" in delta:
+                self._role = True
+            if text or "role" not in delta:
+                self._events += 1
             if delta.get("tool_calls") or delta.get("reasoning") or delta.get("reasoning_content"):
                 self._opaque = True
         else:
             text = choice.get("text")
-        self._add(text)
+            self._events += 1
+        if text:
+            self._add(text)
+            self._at_text = self._events, self._answer.completion_tokens
         ids = _ids(choice.get("token_ids"))
         if ids is not None:
             self._ids_known = True
@@ -294,6 +348,20 @@ class EventWatch:
         answer.text = None if self._opaque else "".join(self._text)
         answer.token_ids = self._ids if self._ids_known and len(self._ids) <= MAX_TOKEN_IDS else None
         return answer
+
+    def said(self) -> Said:
+        """What the client has been given, if this is where the stream breaks off."""
+        events, tokens = self._at_text
+        answer = self.answer()
+        return Said(
+            text=answer.text,
+            events=events,
+            tokens=tokens,
+            prompt_tokens=answer.prompt_tokens,
+            identity=self._identity or {},
+            role=self._role,
+            ended=answer.finish_reason is not None,
+        )
 
 
 class JsonWatch:

@@ -44,6 +44,12 @@ def settings_for(urls: list[str], **changes: Any) -> Settings:
     return load(replicas=urls, flags=flags, environ={})
 
 
+async def probed(router: Router, name: str) -> None:
+    """One round of questions to a replica."""
+    assert router._roster is not None
+    await router._roster._asked[name].probe.once()
+
+
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     async with AsyncExitStack() as stack:

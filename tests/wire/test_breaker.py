@@ -13,7 +13,7 @@ from router import evidence
 from router.app import Router
 from router.fleet.breaker import FAILURES_TO_OPEN, Condition
 from router.journey import Journey
-from tests.wire.conftest import Bench
+from tests.wire.conftest import Bench, probed
 from tests.wire.scripted import CHAT, STREAM_HEAD, Received, Script, Scripted, answer, chunk, delta, until, until_closed
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -214,7 +214,7 @@ async def test_all_left_alone_is_a_503_that_says_when_to_come_back(bench: Bench,
         assert await ask(bench, router) == [502]
     # A probe that gets through settles it, since connecting was what failed.
     await replicas[1].start()
-    await router._probes[1].once()
+    await probed(router, replicas[1].name)
     assert await ask(bench, router, 3) == [200] * 3
     assert len(replicas[1].received) == 3
 
@@ -225,7 +225,7 @@ async def test_another_process_has_a_clean_record(bench: Bench, clock: Clock) ->
     await ask(bench, router, FAILURES_TO_OPEN, STREAM_BODY)
     assert condition(router, replica, clock) is Condition.OPEN
     replica.metrics = b"process_start_time_seconds 2.0\n"
-    await router._probes[0].once()
+    await probed(router, replica.name)
     assert condition(router, replica, clock) is Condition.CLOSED
 
 

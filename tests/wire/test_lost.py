@@ -11,7 +11,7 @@ import pytest
 from router.app import Router
 from router.fleet.probe import FAILURES_TO_LOSE
 from router.fleet.replica import State
-from tests.wire.conftest import Bench
+from tests.wire.conftest import Bench, probed
 from tests.wire.scripted import (
     CHAT,
     STREAM_HEAD,
@@ -41,9 +41,8 @@ async def stop(router: Router, replica: Scripted, rounds: int = FAILURES_TO_LOSE
     """The process is stopped: its port still takes connections, and nothing comes any more."""
     replica.deaf = True
     router.fleet[replica.name].heard_at = asyncio.get_running_loop().time() - 11.0
-    (probe,) = (probe for probe in router._probes if probe._replica.name == replica.name)
     for _ in range(rounds):
-        await probe.once()
+        await probed(router, replica.name)
 
 
 async def holding(bench: Bench, count: int) -> list[Scripted]:
@@ -78,10 +77,10 @@ async def test_one_whose_streams_go_on_keeps_what_waits_there(bench: Bench) -> N
     client.post("/v1/chat/completions", BODY)
     await until(lambda: len(stopped.received) == 1, "it has the request")
     stopped.deaf = True
-    await router._probes[0].once()
+    await probed(router, stopped.name)
     for _ in range(2 * FAILURES_TO_LOSE):
         router.fleet[stopped.name].heard_at = asyncio.get_running_loop().time()  # a stream's byte
-        await router._probes[0].once()
+        await probed(router, stopped.name)
     assert router.fleet[stopped.name].state is State.READY
     assert not stopped.received[0].aborted.is_set()
     assert not other.received
@@ -147,7 +146,7 @@ async def test_one_that_shuts_down_ends_what_it_has_begun(bench: Bench) -> None:
     assert replica._server is not None
     replica._server.close()
     for _ in range(FAILURES_TO_LOSE):
-        await router._probes[0].once()
+        await probed(router, replica.name)
     assert router.fleet[replica.name].state is State.LOST
     more.set()
     assert await client.chunk() == delta("b")
