@@ -11,7 +11,8 @@ DEMO_PORT    ?= 8080
 DEMO_SECONDS ?=
 
 CHAOS_SECONDS ?= 300
-FUZZ_EXAMPLES ?= 100000
+SOAK_SECONDS ?= 3600
+FUZZ_SEQUENCES ?= 100000
 
 # Further arguments: `make test ARGS="-k blocks"`, `make bench ARGS="--sessions 96 --check"`.
 ARGS ?=
@@ -21,7 +22,7 @@ export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.matplotlib
 export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check bench chaos conformance fuzz test-vllm fmt lock clean
+.PHONY: help demo test check bench chaos soak conformance fuzz test-vllm fmt lock clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets.
@@ -43,14 +44,17 @@ check: $(STAMP)  ## Lint, format, strict types, import floors, unused and missin
 bench: $(STAMP)  ## Hit rate, TTFT and balance under each policy, beside the ceilings; table here, files in out/.
 	$(BIN)/python -m bench hit-rate --out $(OUT) $(ARGS)
 
+soak: $(STAMP)  ## 500 streams at once for SOAK_SECONDS: what the router's memory does; needs Linux.
+	$(BIN)/python -m tests.chaos.soak --seconds $(SOAK_SECONDS) $(ARGS)
+
 conformance: $(STAMP)  ## The tests of known faults, and docs/conformance.md from their run.
 	$(BIN)/python -m pytest -m fault --conformance docs/conformance.md $(ARGS)
 
 chaos: $(STAMP)  ## Replicas and the store die, hang and come back under load for CHAOS_SECONDS; needs Linux.
 	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) $(ARGS)
 
-fuzz: $(STAMP)  ## FUZZ_EXAMPLES byte sequences at the front, and as many as answers of replicas; other ones each time.
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/fuzz --timeout 0 $(ARGS)
+fuzz: $(STAMP)  ## FUZZ_SEQUENCES byte sequences at the front, and as many as answers of replicas; other ones each time.
+	FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) $(BIN)/python -m pytest tests/fuzz --timeout 0 $(ARGS)
 
 test-vllm: $(STAMP)  ## Conformance against two real vLLM replicas on the CPU (installed into .vllm, about 4 GB).
 	$(BIN)/python tests/real_vllm/run.py $(ARGS)

@@ -133,6 +133,7 @@ class Front(asyncio.Protocol):
         "_tick",
         "_transport",
         "_unsent",
+        "_upgraded_body",
         "_valve",
         "finished",
         "gone",
@@ -160,6 +161,7 @@ class Front(asyncio.Protocol):
         self._chunks = 0
         self._head_size = 0  # bytes of the request line and headers that were parsed
         self._in_body = False
+        self._upgraded_body = False  # there is one, and the parser will not read it
         self._refusal: Refusal | None = None
         self._lingering = False
         self._paused = False
@@ -250,7 +252,10 @@ class Front(asyncio.Protocol):
         self._overhead += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as found:
+            if self._upgraded_body:
+                self._ignore_upgrade(data[found.args[0] :])
+                return
             # An Upgrade may be ignored (RFC 9110 7.8), but what follows on this connection is not HTTP to us.
             upgrade = True
         except httptools.HttpParserCallbackError:
@@ -266,12 +271,22 @@ class Front(asyncio.Protocol):
             # Headers that never end are seen here only: the parser keeps them to itself until they do.
             self._head_seen += len(data)
             self._bound_head(self._head_seen)
-        if upgrade and self._ready:
+        if upgrade and self._ready and self._refusal is None:
             self._ready[-1].keep_alive = False
         if self._ready and self._task is None:
             self._next()
         elif self._refusal is not None:
             self._turn_away(self._refusal)
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Read a request once more that offers another protocol and has a body, as Java's clients send them: the parser
+        takes that for the other protocol's."""
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s\r\n" % (method, self._target, version)]
+        lines += [b"%s: %s\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
+        self._upgraded_body = False
+        self._parser = httptools.HttpRequestParser(self)
+        self._feed(b"".join(lines) + b"\r\n" + rest)
 
     # -- httptools' callbacks -----------------------------------------------------------------------------------
 
@@ -319,6 +334,9 @@ class Front(asyncio.Protocol):
             elif lower == b"transfer-encoding":
                 codings.append(value.strip().lower())
         if self._refusal is not None:
+            return
+        if (lengths or codings) and self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT":
+            self._upgraded_body = True
             return
         self._body_since = self._loop.time()
         if self._door.keys is not None and not self._admitted(self._door.keys):
@@ -369,7 +387,7 @@ class Front(asyncio.Protocol):
             self._drop_body()
 
     def on_message_complete(self) -> None:
-        if self._refusal is not None:
+        if self._refusal is not None or self._upgraded_body:
             return
         target = self._target
         if not target.startswith((b"/", b"*")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # A replica's own limit on header bytes is far below; beyond this it is not an HTTP server.
 MAX_HEAD_BYTES = 256 * 1024
+# RFC 9112 4. The parser lets control characters pass here.
+REASON = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 # What framing one chunk may cost besides its data.
 CHUNK_BYTES = 64
 
@@ -248,7 +251,7 @@ class Upstream(asyncio.Protocol):
                 codings.append(value.strip().lower())
             elif lower == b"content-length":
                 measured = True
-        if not 200 <= status < 600 or b"\0" in self._reason:
+        if not 200 <= status < 600 or not REASON.fullmatch(self._reason):
             self._nonsense = "status"
             return
         if codings and (codings != [b"chunked"] or self.parser.get_http_version() == "1.0"):

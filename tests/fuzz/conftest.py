@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.fuzz.strategies import SEQUENCES
+
 # Seeded and small in `make test`; `make fuzz` sets another number, and then each run tries other sequences.
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+EXAMPLES = int(os.environ.get("FUZZ_SEQUENCES", "0")) // SEQUENCES
 settings.register_profile(
     "fuzz",
-    max_examples=EXAMPLES or 300,
+    max_examples=EXAMPLES or 60,
     derandomize=not EXAMPLES,
     database=None,
     deadline=None,

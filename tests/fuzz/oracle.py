@@ -9,8 +9,10 @@ import re
 from dataclasses import dataclass
 
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-REQUEST_LINE = re.compile(rb"(%s) ([\x21-\x7e]+) HTTP/1\.([01])" % TOKEN)
-STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
+# Several spaces before the version are let pass: they hide nothing (RFC 9112 3), and the parser does not tell of them.
+REQUEST_LINE = re.compile(rb"(%s) ([\x21-\x7e]+) +HTTP/1\.([01])" % TOKEN)
+STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
+REASON = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 FIELD = re.compile(rb"(%s):[\t ]*([\t\x20-\x7e\x80-\xff]*?)[\t ]*" % TOKEN)
 QUOTED = rb'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
 CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;%s(?:=(?:%s|%s))?)*" % (TOKEN, TOKEN, QUOTED))
@@ -73,8 +75,8 @@ def response(data: bytes, at: int = 0, *, to_head: bool = False, whole: bool = T
         at = after
     message = Message(first, fields, b"", after, False)
     lengths, codings = message.values(b"content-length"), message.values(b"transfer-encoding")
-    if first[1] >= b"600":
-        raise WrongError("status")
+    if first[1] >= b"600" or not REASON.fullmatch(first[2]):
+        raise WrongError("status line")  # of interim ones nothing reaches anybody
     if codings and (lengths or first[0] == b"0" or [coding.lower() for coding in codings] != [b"chunked"]):
         raise WrongError("framing")
     length = _length(lengths)

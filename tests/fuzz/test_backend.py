@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, note
 
 from tests.fuzz import oracle
 from tests.fuzz.conftest import FUZZ, Stagehand
 from tests.fuzz.stage import Stage, Wire, pieces
-from tests.fuzz.strategies import CUTS, answers, sequences
+from tests.fuzz.strategies import DRAWN, answer, cuts, each, sequence
 
 REQUESTS = [
     b"GET /v1/x HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -68,24 +69,30 @@ def check(said: bytes, message: oracle.Message | None, *, head: bool, gone: bool
 @pytest.mark.fault("answers that are no HTTP", "silent truncation")
 def test_a_client_gets_the_one_answer_or_is_told(stagehand: Stagehand) -> None:
     @FUZZ
-    @given(sequences(answers()), CUTS, st.sampled_from(REQUESTS), st.sampled_from(["end", "end", "reset", "stay"]))
-    def attempt(data: bytes, cuts: list[int], asked: bytes, ending: str) -> None:
-        async def play() -> None:
-            head = asked.startswith(b"HEAD")
-            stage = Stage(Replica(data, cuts, ending))
-            await stage.play(asked, [])
-            message = read(data, head=head, ending=ending)
-            said = bytes(stage.client.written)
-            if ending == "stay" and stage.busy:
-                assert message is None
-            else:
-                assert not stage.busy, "it hangs"
-                check(said, message, head=head, gone=stage.client.closing, aborted=stage.client.aborted)
-            if stage.pool._idle:
-                assert message is not None, "a connection with no whole answer is kept"
-                assert not data[message.ends :].strip(b"\r\n"), "a connection with surplus bytes is kept"
-            await stage.leave()
-
-        stagehand.run(play)
+    @given(DRAWN)
+    def attempt(drawn: bytes) -> None:
+        for choices in each(drawn):
+            asked, ending = choices.of(REQUESTS), choices.of(("end", "end", "reset", "stay"))
+            where = cuts(choices)
+            data = sequence(choices, answer)
+            note(f"{asked!r} is answered {data!r}, cut at {where}, then: {ending}")
+            stagehand.run(functools.partial(_play, data, where, asked, ending))
 
     attempt()
+
+
+async def _play(data: bytes, where: list[int], asked: bytes, ending: str) -> None:
+    head = asked.startswith(b"HEAD")
+    stage = Stage(Replica(data, where, ending))
+    await stage.play(asked, [])
+    message = read(data, head=head, ending=ending)
+    if ending == "stay" and stage.busy:
+        assert message is None
+    else:
+        assert not stage.busy, "it hangs"
+        said = bytes(stage.client.written)
+        check(said, message, head=head, gone=stage.client.closing, aborted=stage.client.aborted)
+    if stage.pool._idle:
+        assert message is not None, "a connection with no whole answer is kept"
+        assert not data[message.ends :].strip(b"\r\n"), "a connection with surplus bytes is kept"
+    await stage.leave()

@@ -125,6 +125,28 @@ async def test_only_its_own_bound_ends_the_wait_for_a_first_byte(bench: Bench) -
     assert len(replica.received) == 1
 
 
+@pytest.mark.fault("smuggling")
+@pytest.mark.parametrize("chunked", [False, True], ids=["measured", "chunked"])
+async def test_a_body_beside_an_offer_to_upgrade_is_a_body(bench: Bench, chunked: bool) -> None:
+    """Java's client offers h2c with every request, and the parser takes the body for h2c's."""
+    replica = await bench.replica()
+    client = await bench.client(await bench.router(replica))
+    framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
+    framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(BODY)
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    asked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n%s%s\r\n\r\n%s" % (offer, framing, framed)
+    for cut in (len(asked), len(asked) - len(framed), len(asked) - 3):
+        client.send(asked[:cut])
+        await client.writer.drain()
+        client.send(asked[cut:])
+        assert (await client.reply()).status == 200
+    client.send(asked * 2)
+    for _ in range(2):
+        assert (await client.reply()).status == 200
+    assert [got.body for got in replica.received] == [BODY] * 5
+    assert all(got.header(b"upgrade") is None for got in replica.received)
+
+
 @pytest.mark.fault("left in a retry")
 async def test_a_client_that_leaves_during_the_second_attempt_ends_it(bench: Bench) -> None:
     asked: list[Received] = []
