@@ -75,7 +75,7 @@ class Bench:
         found = await self._shared.consult([(keys, self.names)])
         if found is None:
             raise ValueError("the store did not answer")
-        return {name: matches[0].depth for name, matches in found.matches.items()}
+        return {name: matches[0][0].depth for name, matches in found.matches.items()}
 
     async def set_plain(self) -> None:
         await self._look.call(b"SET", self._plain, b"x" * 64)

@@ -32,7 +32,7 @@ from router.index.memory import Index
 from router.index.shared import Busy, Member, Options, Shared
 from router.index.shared_codec import Others
 from router.index.shared_embedded import Embedded
-from router.index.shared_index import ToldIndex
+from router.index.shared_index import ToldIndex, member
 from router.index.shared_link import parse_targets, read_password, tls_context
 from router.journey import Journey, Rules
 from router.learning import tell
@@ -181,6 +181,8 @@ class Router:
             max_blocks=settings.choice.max_pool_blocks,
             timeout_seconds=fleet.probe_timeout_seconds,
             headers=self._probe_headers,
+            anew=self._published_anew,
+            changed=self.shared.changed if self.shared is not None else _ignore,
         )
         self._stack.push_async_callback(self.feeds.close)
         roster = self._roster = Roster(
@@ -345,6 +347,11 @@ class Router:
     def _given_up(self, replica: Replica, why: str) -> None:
         self._pools[replica.name].lost(why)
 
+    def _published_anew(self, replica: str, rank: int | None) -> None:
+        """KV events tell of another process sooner than probes do."""
+        if self.shared is not None:
+            self.shared.published_anew(member(replica, rank))
+
     def _sized(self, replica: Replica) -> None:
         choice = self.settings.choice
         pool = replica.cache.capacity or choice.default_pool_blocks
@@ -388,7 +395,14 @@ class Router:
             # Of one that is lost only the past is known: another router may see its next process already.
             started = None if replica.state is State.LOST else replica.metrics.started
             known = self.index.capacity(replica.name) if replica.cache.capacity else 0
-            yield Member(replica.name, "" if started is None else repr(started), known)
+            start = "" if started is None else repr(started)
+            ranks = self.feeds.first_heard(replica.name) if self.feeds is not None else {}
+            if len(ranks) == 1:
+                yield Member(replica.name, start, known, _time(*ranks.values()))
+                continue
+            for rank, first in ranks.items():  # these first, so that they are known to be the replica's
+                yield Member(member(replica.name, rank), start, known, _time(first))
+            yield Member(replica.name, start, known)
 
     def _loads(self, now: float) -> Iterable[Busy]:
         for replica in self.fleet:
@@ -662,6 +676,14 @@ def _check_admin(settings: Settings, credentials: Credentials) -> None:
     admin = settings.admin
     if credentials.admin_token is None and admin.admin_port >= 0 and not loopback(admin.admin_host):
         raise ConfigError(f"--admin-host {admin.admin_host} is not loopback: name a token with --admin-token-file")
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def _time(first: float | None) -> str:
+    return "" if first is None else repr(first)
 
 
 def _shared_metrics(shared: Shared) -> Iterable[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,8 +59,14 @@ class Feeds:
         max_blocks: int,
         timeout_seconds: float,
         headers: dict[str, str],
+        anew: Callable[[str, int | None], None] = lambda _replica, _rank: None,
+        changed: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`anew` is told of a replica, or one rank of several, in whose place another process publishes; `changed` of a
+        replica whose events came to mean something else."""
         self._index = index
+        self._tell_anew = anew
+        self._tell_changed = changed
         self._session = session
         self._ask = ask
         self._configured = configured
@@ -166,8 +173,9 @@ class Feeds:
             card = replica.models.get(adapter)
             return card.root if card is not None else None
 
-        def new_process() -> None:
+        def new_process(rank: int) -> None:
             replica.epoch += 1
+            self._tell_anew(replica.name, rank if len(sources) > 1 else None)
 
         for rank, source in sources.items():
             label = replica.name if len(sources) == 1 else f"{replica.name} rank {rank}"
@@ -175,7 +183,7 @@ class Feeds:
                 known[rank],
                 Naming(assumed, replica.block_size, path),
                 replayable=source.replay is not None,
-                new_process=new_process,
+                new_process=functools.partial(new_process, rank),
                 changed=self._changed(replica, label),
             )
             subscription = Subscription(self._context, source, feed, self._connection(label, source))
@@ -205,6 +213,7 @@ class Feeds:
     def _changed(self, replica: Replica, label: str) -> Callable[[Feed], None]:
         def tell(feed: Feed) -> None:
             replica.hashing = None if feed.naming.mode is Mode.UNPROVEN else feed.naming.hashing
+            self._tell_changed(replica.name)
             line = self._line(feed)
             if self._said.get(label) != line:
                 self._said[label] = line
@@ -251,6 +260,10 @@ class Feeds:
         for each in self._heard.get(name, []):
             each.feed.restarted(began)
         return name in self._heard
+
+    def first_heard(self, name: str) -> dict[int, float | None]:
+        """For each rank that is heard the time of its process's first batch, None where that is not known."""
+        return {each.rank: each.feed.first for each in self._heard.get(name, [])}
 
     def metrics(self) -> Iterable[Metric]:
         labels = ["replica", "rank"]

@@ -14,7 +14,8 @@ from router.choose.cost import DECODE_WEIGHT, Candidate, Price
 from router.choose.policies import Decision, Policy, decide
 from router.choose.split import Choice
 from router.fleet.ledger import Stage
-from router.index.shared_codec import NO_LOAD, deeper
+from router.index.outside import together
+from router.index.shared_codec import NO_LOAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -245,13 +246,13 @@ class Dispatch:
         outside: Outside | None,
     ) -> Candidate:
         cached, continues = [], False
-        # Events tell all; what others presume would only be more than that.
-        told = outside.matches.get(replica.name, ()) if outside and not self._index.trusted(replica.name) else ()
+        told = outside.matches.get(replica.name, ()) if outside else ()
         for place, chain in enumerate(chains):
-            match = self._index.match(replica.name, chain.keys, now, rank)
-            rank = match.rank  # all prompts of a request go to one
             if place < len(told):
-                match = deeper(match, told[place])
+                match = together(self._index, replica.name, chain.keys, now, rank, told[place])
+            else:
+                match = self._index.match(replica.name, chain.keys, now, rank)
+            rank = match.rank  # all prompts of a request go to one
             usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
             tokens_held = usable * replica.block_size
             cached.append(tokens_held - tokens_held % replica.alignment)

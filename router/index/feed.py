@@ -90,7 +90,9 @@ class Feed:
         self._complete = False  # nothing that happened since the process began, or was cleared, is unknown
         self._silent = False
         self._usable = True
-        self._began: float | None = None  # the time of the first batch of this process
+        self.first: float | None = None
+        """The time of the process's very first batch, if that was heard: whoever heard it knows the process by it."""
+        self._began: float | None = None  # the time of the first batch that was heard of this process
         self._floor = 0.0  # batches from before this time are another process's, late
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
@@ -252,7 +254,7 @@ class Feed:
     def _other_process(self, *, told: bool = False) -> None:
         self._sequence.restart()
         self._joined = self._complete = self._silent = False
-        self._began = None
+        self._began = self.first = None
         self._asked_for = (-1, 0)
         self._ignored.clear()
         self._usable, self.why = True, ""
@@ -287,6 +289,8 @@ class Feed:
             return
         if self._began is None:
             self._began = self._floor = batch.at
+        if number == 0:
+            self.first = batch.at
         if batch.malformed:
             self.counts.malformed += batch.malformed
             self._lose("an event that makes no sense")

@@ -15,11 +15,11 @@ deeper than it is. A group of larger blocks names each by the hash of its last s
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from router.index.held import Held
 from router.index.residency import ENDED, OPEN, SHARED, Residency
+from router.index.soon import Soon, present_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +29,6 @@ DEVICE = "GPU"
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "full_attention_mla"})
 """Kinds of groups that need every block of a prefix. Engines that name no kind have one group."""
-
-PRESENT_SECONDS = 5.0
-"""A prompt counts as cached this long beyond the time at which its prefill should be through."""
-MAX_PRESENT_SECONDS = 60.0
 
 
 class Known:
@@ -46,7 +42,6 @@ class Known:
         "_groups",
         "_presumed",
         "_soon",
-        "_soon_order",
         "_tiers",
         "_turns",
         "_unconfirmed",
@@ -64,8 +59,7 @@ class Known:
         self._presumed: Residency | None = presumed or Residency(capacity)
         self._groups: dict[int, tuple[Held, int]] = {}  # full attention: with its blocks' size in hashed ones
         self._tiers: dict[str, dict[int, int]] = {}  # medium -> key -> copies
-        self._soon: dict[int, float] = {}  # key -> until when it counts as present
-        self._soon_order: deque[tuple[float, Sequence[int]]] = deque()
+        self._soon = Soon(capacity)
         self._turns: dict[int, int] = {}  # blocks of answers and ends of prompts -> OPEN, ENDED, SHARED
 
     # -- what the engine tells ----------------------------------------------------------------------------------
@@ -81,8 +75,7 @@ class Known:
         held, _ = self._groups.setdefault(group, (Held(), scale))
         held.store(keys, parent)
         if self._soon:
-            for key in keys:
-                self._soon.pop(key, None)
+            self._soon.drop(keys)
 
     def removed(self, keys: Sequence[int], *, medium: str, group: int | None) -> list[int]:
         """Copies of blocks are gone. Returns those of which there is none left anywhere."""
@@ -123,7 +116,6 @@ class Known:
         self.doubt()
         self.cleared()
         self._soon.clear()
-        self._soon_order.clear()
         self._unconfirmed = None
 
     def trust(self) -> None:
@@ -164,12 +156,7 @@ class Known:
 
     def depth(self, keys: Sequence[int], now: float) -> int:
         """How many leading blocks of a chain are there, or will be before a request that is sent now."""
-        depth = self._on_device(keys)
-        if self._soon:
-            self._expire(now)
-            soon = self._soon
-            while depth < len(keys) and soon.get(keys[depth], 0.0) > now:
-                depth += 1
+        depth = self._soon.beyond(keys, self._on_device(keys), now)
         if self._tiers:
             tiers = list(self._tiers.values())
             while depth < len(keys) and any(keys[depth] in tier for tier in tiers):
@@ -204,11 +191,7 @@ class Known:
         there = self._on_device(keys)
         new = keys[there:]
         if new:
-            end = min(max(until, now) + PRESENT_SECONDS, now + MAX_PRESENT_SECONDS)
-            self._soon.update(dict.fromkeys(new, end))
-            self._soon_order.append((end, new))
-            while len(self._soon) > max(self.capacity, len(new)):
-                self._drop_first()
+            self._soon.add(new, present_until(now, until))
             turns.setdefault(keys[-1], OPEN)
         for key in keys[:-1]:
             if key in turns:
@@ -241,27 +224,15 @@ class Known:
 
     def forget(self, keys: Sequence[int]) -> None:
         """These blocks, a suffix of a chain, were not computed after all, unless the engine tells of them."""
-        for key in keys:
-            self._soon.pop(key, None)
+        self._soon.drop(keys)
         if self._presumed is not None:
             self._presumed.forget(keys)
 
     def resize(self, capacity: int) -> None:
-        self.capacity = capacity
+        self.capacity = self._soon.capacity = capacity
         if self._presumed is not None:
             self._presumed.resize(capacity)
 
     def _bound_turns(self) -> None:
         while len(self._turns) > self.capacity:
             del self._turns[next(iter(self._turns))]
-
-    def _expire(self, now: float) -> None:
-        while self._soon_order and self._soon_order[0][0] <= now:
-            self._drop_first()
-
-    def _drop_first(self) -> None:
-        end, keys = self._soon_order.popleft()
-        soon = self._soon
-        for key in keys:
-            if soon.get(key) == end:
-                del soon[key]

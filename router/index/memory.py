@@ -67,10 +67,13 @@ class Index:
         ranks = list(ranks)
         self._known[replica] = {
             # Which rank holds what was presumed cannot be told where there are several.
-            rank: Known(residency.capacity, bound, residency if len(ranks) == 1 else None)
+            rank: self._new_known(residency.capacity, bound, residency if len(ranks) == 1 else None)
             for rank in ranks
         }
         return self._known[replica]
+
+    def _new_known(self, capacity: int, bound: int, presumed: Residency | None) -> Known:
+        return Known(capacity, bound, presumed)
 
     def predict(self, replica: str) -> None:
         """It publishes no more: what it holds is presumed from now on, beginning with nothing."""
@@ -165,6 +168,15 @@ class Index:
                 residency.forget(keys)
         elif (known := self._rank(ranks, rank)) is not None:
             known.forget(keys)
+
+    def soon(self, replica: str, keys: Sequence[int], depth: int, rank: int | None) -> int:
+        """How deep a chain is there soon, by what was sent from here so short a time ago that the store was not told of
+        it, if it is there to `depth`."""
+        return depth
+
+    def given(self, replica: str, rank: int | None) -> int:
+        """Prompts that were sent to a rank of such a replica so far."""
+        return 0
 
     @staticmethod
     def _rank(ranks: dict[int, Known], rank: int | None) -> Known | None:

@@ -21,23 +21,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from router.index.memory import Match
+from router.index.pages import PAGE_BLOCKS
 from router.index.shared_backlog import Backlog, Entry, Part, Recent
 from router.index.shared_codec import (
     ENDED,
     FORGET,
     KEY_BYTES,
-    PAGE_BLOCKS,
     RECORD,
     Others,
     Outside,
     Seat,
+    Told,
     add_load,
+    common_keys,
     pack_keys,
     pack_load,
+    pack_seat,
     pack_slots,
     read_matches,
+    read_ranks,
 )
+from router.index.shared_contents import Contents
 from router.index.shared_link import Link, LinkError, RefusedError, Target
 from router.names import Name
 
@@ -45,9 +49,30 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from router.index.shared_known import ToldKnown
+
 log = logging.getLogger("warmroute.shared")
 
-_SCRIPTS = {name: Path(__file__).with_name(f"shared_{name}.lua") for name in ("join", "record", "consult", "publish")}
+
+def _text(name: str) -> bytes:
+    return Path(__file__).with_name(f"shared_{name}.lua").read_bytes()
+
+
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    "join": ("join",),
+    "consult": ("consult",),
+    "publish": ("publish",),
+    "record": ("pages", "record"),
+    "contents": ("pages", "contents"),
+}
+"""The store's side: what each script is made of."""
+
+
+def script(name: str) -> bytes:
+    """The text of one of SCRIPTS."""
+    return b"".join(map(_text, SCRIPTS[name]))
+
+
 # A timer may fire before the answer that has long arrived is read, where this process itself was held up.
 GRACE_MS = 1.0
 # Nobody waits for what is told, so it may take longer; a store that is stuck is noticed by it all the same.
@@ -58,15 +83,22 @@ FIRST_PAUSE_SECONDS = 0.05
 PUBLISH_SECONDS = 0.002
 REDIRECTIONS = 5
 PACKED = 64
+# What shared_join.lua is told to have happened.
+OTHER_PROCESS = b"1"
+EMPTIED = b"2"
+OTHER_WRITER = -2
+"""What the store answers to one whose lease is over."""
 
 
 class Member(NamedTuple):
     """A replica as this router sees it. `start`: its process's start time as it reports it, "" where it does not;
-    `pool` in blocks, 0 where it is not known."""
+    `pool` in blocks, 0 where it is not known; `heard`: the time of its process's first KV events, "" where they are not
+    known. A data-parallel rank whose events are heard by itself is a member of its own, NAME/RANK."""
 
     name: str
     start: str
     pool: int
+    heard: str = ""
 
 
 class Busy(NamedTuple):
@@ -120,21 +152,30 @@ class Shared:
         self._seats: dict[str, Seat] = {}
         self._names: dict[int, str] = {}
         self._lives: dict[str, int] = {}
-        self._undeclared: dict[str, bool] = {}
-        """Replicas to be told anew, with whether that begins an epoch in any case. What the store says of them until
-        then is not believed."""
+        self._undeclared: dict[str, bytes] = {}
+        """Members to be told anew, with what is known to have happened. What the store says of them until then is not
+        believed."""
         self._disputed: dict[str, float] = {}
         self._backlog = Backlog(options.queue_blocks)
         self._recent = Recent(options.queue_blocks * KEY_BYTES)
         self._packed: dict[int, tuple[Sequence[int], bytes]] = {}
         self._published: dict[bytes, float] = {}
         """The other routers' loads as they came, and when they were first seen."""
+        self._ranks: dict[str, list[str]] = {}
+        """The members that are a replica's ranks, by its name."""
+        self._contents: dict[str, Contents] = {}
+        """What this router hears the events of, by member."""
         self._writes: dict[str, float] = {}
+        self._claimed: set[str] = set()
+        self._told: set[str] = set()
+        self._numbered: int | None = None
+        self._to_learn = False
         self._owner: Target | None = None
         self._nodes: list[Target] = []
         self._lost: asyncio.Future[str] | None = None
         self._to_tell = asyncio.Event()
         self._to_publish = asyncio.Event()
+        self._to_pass_on = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._said_online: bool | None = None
         self._refusing = False
@@ -174,6 +215,10 @@ class Shared:
         is renewed while the store answers; a router that dies or loses the store is followed by another."""
         return self._writes.get(replica, 0.0) > asyncio.get_running_loop().time()
 
+    def is_told(self, member: str) -> bool:
+        """Whether the store knew what the member holds, by its events, when it was asked last."""
+        return member in self._told
+
     async def consult(self, asks: Sequence[tuple[Sequence[int], Sequence[str]]]) -> Outside | None:
         """What the store knows of these chains, each given with the replicas that are asked for it, and the load that
         other routers have given to the fleet. None where it does not answer in time, now or any more."""
@@ -181,11 +226,15 @@ class Shared:
         if link is None or self._store is None:
             return None
         arguments: list[bytes] = []
-        named: list[list[str]] = []
+        asked: list[list[tuple[str, str, int | None]]] = []
         for keys, replicas in asks:
-            known = [name for name in replicas if name in self._seats]
-            named.append(known)
-            arguments += [pack_slots(self._seats[name].slot for name in known), self._pack(keys)]
+            places: list[tuple[str, str, int | None]] = []
+            for name in replicas:
+                if name in self._seats:
+                    places.append((name, name, None))
+                    places += [(name, each, rank) for rank, each in enumerate(self._ranks.get(name, ()))]
+            asked.append(places)
+            arguments += [pack_slots(self._seats[each].slot for _, each, _ in places), self._pack(keys)]
         future = self._call(link, "consult", self._store, self._me, *arguments)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience, self._overdue, link, future)
@@ -198,33 +247,49 @@ class Shared:
             return None
         finally:
             timer.cancel()
-        found = read_matches(reply[0], sum(map(len, named)))
-        matches: dict[str, list[Match]] = {}
-        at = 0
-        for names in named:
-            for name in names:
-                match, epoch = found[at]
-                at += 1
-                seat = self._seats.get(name)
+        found = iter(read_matches(reply[0], reply[1], sum(map(len, asked))))
+        matches: dict[str, list[list[Told]]] = {}
+        for places in asked:
+            here: dict[str, list[Told]] = {}
+            for name, member, rank in places:
+                told, epoch = next(found)
+                seat = self._seats.get(member)
                 if seat is None or seat.epoch != epoch:
-                    self._dispute(name)
-                    match = _NOTHING
-                elif name in self._undeclared:
-                    match = _NOTHING
-                matches.setdefault(name, []).append(match)
-        self._hear(reply[1:], loop.time())
+                    self._dispute(member)
+                    told = Told(0)
+                elif name in self._undeclared or member in self._undeclared:
+                    told = Told(0)
+                told.rank = rank
+                (self._told.add if told.exact else self._told.discard)(member)
+                here.setdefault(name, []).append(told)
+            for name, each in here.items():
+                matches.setdefault(name, []).append(each)
+        self._hear(reply[2:], loop.time())
         return Outside(matches, self.others)
+
+    def untold(self, member: str, keys: Sequence[int], depth: int) -> int:
+        """How deep a chain will be there that is there to `depth`, by prompts that the store is still to be told of."""
+        waiting = self._backlog.records(member)
+        if waiting:
+            packed = self._pack(keys)
+            for told in waiting:
+                depth = max(depth, common_keys(told, packed))
+        return depth
 
     def load_changed(self) -> None:
         """Something was booked, reached its first token or ended: the other routers want to know."""
         self._to_publish.set()
 
-    def record(self, replica: str, keys: Sequence[int], *, ended: bool, prompt_end: int) -> None:
-        """See `Index.record`. `prompt_end`: the number of the prompt's last whole block among `keys`."""
+    def record(
+        self, replica: str, keys: Sequence[int], *, ended: bool, prompt_end: int, soon_seconds: float = 0.0
+    ) -> None:
+        """See `Index.record`. `replica`: a member. `prompt_end`: the number of the prompt's last whole block among
+        `keys`. `soon_seconds`: for how long a prompt counts as there, where events tell when it is."""
         if keys:
             kind = ENDED if ended else RECORD
             life = self._lives.get(replica, 0)
             entry = Entry(kind, replica, life, self._pack(keys), max(0, min(prompt_end, len(keys) - 1)))
+            entry.soon_ms = int(soon_seconds * 1000)
             self._recent.add(entry)
             self._push(entry)
 
@@ -240,23 +305,57 @@ class Shared:
             begin = kept // PAGE_BLOCKS * PAGE_BLOCKS * KEY_BYTES
             self._push(Entry(FORGET, replica, entry.life, entry.keys, kept, done=begin))
 
-    def restarted(self, replica: str, *, anew: bool = False) -> None:
-        """Another process answers there: what the store holds of the replica is dead. All routers notice that; the
-        first to tell begins the epoch, and `anew` begins one even if the start time is not known to have changed."""
-        self._lives[replica] = self._lives.get(replica, 0) + 1
-        self._declare_later(replica, anew=anew)
+    def restarted(self, replica: str) -> None:
+        """Another process answers there: what the store holds of the replica and its ranks is dead. All routers notice
+        that; the first to tell begins the epoch."""
+        for member in self._members_of(replica):
+            self._lives[member] = self._lives.get(member, 0) + 1
+            self._declare_later(member)
 
-    def sized(self, replica: str) -> None:
-        """Its pool became known, or changed."""
-        self._declare_later(replica, anew=False)
+    def published_anew(self, member: str) -> None:
+        """Its events are another process's. Its writer begins the epoch at once, by whatever start time or first event
+        the process will be known."""
+        self._lives[member] = self._lives.get(member, 0) + 1
+        self._declare_later(member, OTHER_PROCESS if self.is_writer(member) else b"")
+
+    def changed(self, replica: str) -> None:
+        """Its pool became known, or changed, or by which events its process is known."""
+        for member in self._members_of(replica):
+            self._declare_later(member)
+
+    def _members_of(self, replica: str) -> set[str]:
+        heard = [member for member in self._contents if _replica(member) == replica]
+        return {replica, *self._ranks.get(replica, ()), *heard}
+
+    def hear(self, member: str, known: ToldKnown) -> None:
+        """Its events are heard here: this router may come to tell the others what it holds."""
+        self._contents[member] = Contents(known)
+        known.changed = self._to_pass_on.set
+        known.emptied = lambda: self._emptied(member)
+        if member not in self._seats:
+            self._declare_later(member)
+        self._to_pass_on.set()
+
+    def unhear(self, replica: str) -> None:
+        """It does no longer, of the replica and its ranks."""
+        for member in [each for each in self._contents if _replica(each) == replica]:
+            del self._contents[member]
+        self._to_pass_on.set()
+
+    def _emptied(self, member: str) -> None:
+        """The engine cleared its cache. As after a restart, nothing counts that was told before; one router says so."""
+        if self.is_writer(member):
+            self._declare_later(member, EMPTIED)
 
     def left(self, replica: str) -> None:
         """It is no longer this router's to send to; what the store knows of it is for others to use."""
-        seat = self._seats.pop(replica, None)
-        if seat is not None:
-            self._names.pop(seat.slot, None)
-        for known in (self._lives, self._undeclared, self._disputed, self._writes):
-            known.pop(replica, None)
+        for member in self._members_of(replica):
+            seat = self._seats.pop(member, None)
+            if seat is not None:
+                self._names.pop(seat.slot, None)
+            for known in (self._lives, self._undeclared, self._disputed, self._writes, self._contents, self._ranks):
+                known.pop(member, None)
+            self._told.discard(member)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -267,6 +366,7 @@ class Shared:
             asyncio.create_task(self._keep(first)),
             asyncio.create_task(self._tell()),
             asyncio.create_task(self._publish()),
+            asyncio.create_task(self._pass_on()),
         ]
 
     async def stop(self) -> None:
@@ -279,7 +379,7 @@ class Shared:
             slots = pack_slots(seat.slot for seat in self._seats.values())
             with contextlib.suppress(LinkError, RefusedError, TimeoutError):
                 async with asyncio.timeout(self._tell_seconds):
-                    await self._call(link, "publish", self._store, self._me, b"0", b"", slots)
+                    await self._call(link, "publish", self._store, self._me, b"0", b"", b"", slots)
         if link is not None:
             link.lost = None
             link.close()
@@ -324,10 +424,9 @@ class Shared:
                 host = self._hosts[target.host, target.port] = Name(target.host, target.port)
             link = await Link.connect(target, self._options.tls, host)
             try:
-                for name, path in _SCRIPTS.items():
-                    self._hashes[name] = await link.call(b"SCRIPT", b"LOAD", path.read_bytes())
-                anew = {name for name, wanted in self._undeclared.items() if wanted}
-                store = await self._join(link, list(self._members()), anew)
+                for name in SCRIPTS:
+                    self._hashes[name] = await link.call(b"SCRIPT", b"LOAD", script(name))
+                store = await self._join(link, list(self._members()), self._undeclared)
                 await self._look_round(link, target)
             except RefusedError as error:
                 link.close()
@@ -346,8 +445,9 @@ class Shared:
             return
         raise LinkError("its nodes send us in circles")
 
-    async def _join(self, link: Link, members: list[Member], anew: Iterable[str] = ()) -> bytes:
-        """Tell which incarnations this router sees; learn numbers and epochs. Returns the store's id."""
+    async def _join(self, link: Link, members: list[Member], news: Mapping[str, bytes]) -> bytes:
+        """Tell which incarnations this router sees and what happened to them; learn numbers and epochs. Returns the
+        store's id."""
         told = {member.name: self._lives.get(member.name, 0) for member in members}
         fields = [
             piece
@@ -355,15 +455,19 @@ class Shared:
             for piece in (
                 member.name.encode(),
                 member.start.encode(),
+                member.heard.encode(),
                 b"%d" % member.pool,
-                b"1" if member.name in anew else b"",
+                news.get(member.name, b""),
             )
         ]
         reply = await self._call(link, "join", os.urandom(16), *fields)
         for i, member in enumerate(members):
-            seat = Seat(int(reply[1 + 2 * i]), int(reply[2 + 2 * i]))
+            seat = Seat(int(reply[1 + 3 * i]), int(reply[2 + 3 * i]))
             self._seats[member.name] = seat
             self._names[seat.slot] = member.name
+            ranks = read_ranks(reply[3 + 3 * i])
+            self._ranks[member.name] = [f"{member.name}/{rank}" for rank in range(len(ranks))]
+            self._seats.update(zip(self._ranks[member.name], ranks, strict=True))
             if told[member.name] == self._lives.get(member.name, 0):
                 self._undeclared.pop(member.name, None)
         return bytes(reply[0])
@@ -390,6 +494,8 @@ class Shared:
             for entry in self._recent.again():
                 self._backlog.push(entry)
         self._store = store
+        for contents in self._contents.values():
+            contents.anew()
         self._published.clear()
         self._refusing = False
         self._lost = asyncio.get_running_loop().create_future()
@@ -453,26 +559,28 @@ class Shared:
         self._backlog.push(entry)
         self._to_tell.set()
 
-    def _declare_later(self, replica: str, *, anew: bool) -> None:
-        self._undeclared[replica] = anew or self._undeclared.get(replica, False)
+    def _declare_later(self, member: str, news: bytes = b"") -> None:
+        before = self._undeclared.get(member, b"")
+        self._undeclared[member] = OTHER_PROCESS if OTHER_PROCESS in (news, before) else news or before
         self._to_tell.set()
 
-    def _dispute(self, replica: str) -> None:
+    def _dispute(self, member: str) -> None:
         """The store has another epoch: either it or this router has not noticed a restart yet. Ask, but not always."""
+        replica = _replica(member)
         now = asyncio.get_running_loop().time()
         if now - self._disputed.get(replica, float("-inf")) >= self._options.retry_seconds:
             self._disputed[replica] = now
-            self._declare_later(replica, anew=False)
+            self._declare_later(replica)
 
     async def _tell(self) -> None:
         while True:
             await self._to_tell.wait()
             self._to_tell.clear()
-            while (link := self._link) is not None and (self._undeclared or len(self._backlog)):
+            while (link := self._link) is not None and (self._undeclared or self._to_learn or len(self._backlog)):
                 parts: list[Part] = []
                 try:
                     async with asyncio.timeout(self._tell_seconds):
-                        if self._undeclared:
+                        if self._undeclared or self._to_learn:
                             await self._declare(link)
                         else:
                             if self._to_publish.is_set():
@@ -493,14 +601,15 @@ class Shared:
                     break
 
     async def _declare(self, link: Link) -> None:
-        wanted = dict(self._undeclared)
-        members = [member for member in self._members() if member.name in wanted]
+        wanted, everyone, self._to_learn = dict(self._undeclared), self._to_learn, False
+        members = [member for member in self._members() if everyone or member.name in wanted]
         for name in wanted.keys() - {member.name for member in members}:
             del self._undeclared[name]
         if members:
-            store = await self._join(link, members, {name for name, anew in wanted.items() if anew})
+            store = await self._join(link, members, wanted)
             if store != self._store:
                 link.close("it was emptied")
+            self._to_pass_on.set()
 
     def _seat(self, entry: Entry) -> Seat | None:
         if entry.life != self._lives.get(entry.replica, 0):
@@ -528,10 +637,10 @@ class Shared:
                 leased_at = float("-inf")
                 continue
             now = loop.time()
-            names = list(self._seats) if now - leased_at >= every else []
+            claims, gone = self._claims() if now - leased_at >= every or self._claimed_anew() else ([], [])
             try:
                 async with asyncio.timeout(self._tell_seconds):
-                    mine = await self._tell_load(link, names)
+                    mine = await self._tell_load(link, claims, gone)
             except TimeoutError:
                 link.close("what is told takes too long")
             except RefusedError as error:
@@ -540,26 +649,107 @@ class Shared:
             except LinkError:
                 continue
             else:
-                if names:
+                if claims or gone or now - leased_at >= every:
                     leased_at = now
-                    for name, writes in zip(names, mine, strict=True):
-                        self._writes[name] = now + self._options.lease_seconds if writes else 0.0
+                    self._leased(claims, mine, now + self._options.lease_seconds)
                 await asyncio.sleep(PUBLISH_SECONDS)
 
-    async def _tell_load(self, link: Link, names: Sequence[str]) -> bytes:
-        """Tell this router's load, and hear the others'. Returns a byte for each of `names`: whether this router writes
-        its events for the next lease."""
+    async def _tell_load(self, link: Link, claims: Sequence[str], gone: Sequence[str] = ()) -> bytes:
+        """Tell this router's load, and hear the others'. Returns a byte for each of `claims`: whether this router tells
+        its contents for the next lease. `gone`: those of which it can tell no more."""
         loop = asyncio.get_running_loop()
         load = pack_load(
             (self._seats[busy.name].slot, busy.load, busy.head_ms)
             for busy in self._loads(loop.time())
             if busy.name in self._seats
         )
-        slots = pack_slots(self._seats[name].slot for name in names)
+        slots = (pack_slots(self._seats[name].slot for name in names) for names in (claims, gone))
         assert self._store is not None
-        reply = await self._call(link, "publish", self._store, self._me, self._lease, load, slots)
-        self._hear(reply[1:], loop.time())
+        reply = await self._call(link, "publish", self._store, self._me, self._lease, load, *slots)
+        if reply[1] != self._numbered:
+            # Others may have come to hear a replica's ranks one by one.
+            self._to_learn = self._numbered is not None
+            self._numbered = reply[1]
+            self._to_tell.set()
+        self._hear(reply[2:], loop.time())
         return bytes(reply[0])
+
+    # -- contents -----------------------------------------------------------------------------------------------
+
+    def _tellable(self) -> set[str]:
+        return {name for name, each in self._contents.items() if each.tellable and name in self._seats}
+
+    def _claimed_anew(self) -> bool:
+        return self._tellable() != self._claimed
+
+    def _claims(self) -> tuple[list[str], list[str]]:
+        """What this router can tell of, and what it could until now."""
+        tellable = self._tellable()
+        gone = [name for name in self._claimed - tellable if name in self._seats]
+        self._claimed = tellable
+        for name in gone:
+            self._writes.pop(name, None)
+        return list(tellable), gone
+
+    def _leased(self, claims: Sequence[str], mine: bytes, until: float) -> None:
+        for name, writes in zip(claims, mine, strict=True):
+            if writes and not self.is_writer(name):
+                self._contents[name].anew()
+                self._to_pass_on.set()
+            self._writes[name] = until if writes else 0.0
+
+    async def _pass_on(self) -> None:
+        """Tell what the engines hold of which this router is the writer, a slice of each in turn."""
+        every = self._options.ttl_seconds / 3
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every / 4):
+                    await self._to_pass_on.wait()
+            self._to_pass_on.clear()
+            if self._claimed_anew():
+                self._to_publish.set()
+            more = True
+            while more:
+                more = False
+                for name, contents in list(self._contents.items()):
+                    seat, link = self._seats.get(name), self._link
+                    if link is None or seat is None or not (contents.tellable and self.is_writer(name)):
+                        more |= contents.pass_over()
+                    elif name not in self._undeclared and contents.waiting(seat, loop.time(), every):
+                        more |= await self._pass_slice(link, name, contents, seat)
+                if more:
+                    await asyncio.sleep(0)
+
+    async def _pass_slice(self, link: Link, name: str, contents: Contents, seat: Seat) -> bool:
+        """Whether there may be more to tell at once."""
+        assert self._store is not None
+        pieces = contents.next_slice(asyncio.get_running_loop().time())
+        try:
+            async with asyncio.timeout(self._tell_seconds):
+                done = await self._call(
+                    link, "contents", self._store, self._ttl, self._me, self._lease, pack_seat(seat), *pieces
+                )
+        except TimeoutError:
+            link.close("what is told takes too long")
+        except RefusedError as error:
+            contents.anew()
+            self._refused(link, str(error))
+            if self._link is link:
+                await asyncio.sleep(self._options.retry_seconds)
+                self._to_pass_on.set()
+        except LinkError:
+            pass  # all is told again on the next connection
+        else:
+            contents.told(done)
+            if done >= 0:
+                self._taken()
+                return True
+            if done == OTHER_WRITER:
+                self._writes.pop(name, None)
+            else:
+                self._dispute(name)
+        return False
 
     # -- bytes --------------------------------------------------------------------------------------------------
 
@@ -587,7 +777,9 @@ class Shared:
         self._heard(self.others)
 
 
-_NOTHING = Match(0, False)
+def _replica(member: str) -> str:
+    """The replica that a member is, or is a rank of."""
+    return member.partition("/")[0]
 
 
 def _moved(said: str, target: Target) -> Target | None:

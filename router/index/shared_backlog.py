@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from router.index.shared_codec import AGAIN, FORGET, KEY_BYTES, PAGE_BLOCKS, Seat, operation
+from router.index.pages import PAGE_BLOCKS
+from router.index.shared_codec import AGAIN, FORGET, KEY_BYTES, RECORD, Seat, operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # So much is offered in one call; the script stops where it has done enough, whatever the pages hold.
 SLICE_PAGES = 64
+# Of what waits so many entries are looked at for prompts that were sent a moment ago.
+LOOKED_AT = 256
 PAGE_BYTES = PAGE_BLOCKS * KEY_BYTES
 
 
@@ -29,6 +33,8 @@ class Entry:
     """Bytes of the keys that were told."""
     base: int = 0
     """The number in the replica's clock that the store gave the chain with its first part."""
+    soon_ms: int = 0
+    """For how long it counts as there before the replica's events must have told of it."""
 
     @property
     def pages(self) -> int:
@@ -60,6 +66,10 @@ class Backlog:
     def blocks(self) -> int:
         return self._held // KEY_BYTES
 
+    def records(self, replica: str) -> list[bytes]:
+        """The chains of the last prompts that were sent to a replica and are still to be told."""
+        return [entry.keys for entry in islice(reversed(self._entries), LOOKED_AT) if _waits(entry, replica)]
+
     def push(self, entry: Entry) -> None:
         self._entries.append(entry)
         self._held += len(entry.keys)
@@ -86,7 +96,7 @@ class Backlog:
                 continue
             begin, total = entry.done, len(entry.keys) // KEY_BYTES
             keys = entry.keys[begin : begin + pages * PAGE_BYTES]
-            head = operation(entry.kind, where, entry.base, begin // KEY_BYTES, total, entry.prompt_end)
+            head = operation(entry.kind, where, entry.base, begin // KEY_BYTES, total, entry.prompt_end, entry.soon_ms)
             parts.append(Part(entry, head, keys))
             pages -= -(-len(keys) // PAGE_BYTES)
             # A long chain goes on only when the store has given it its numbers.
@@ -123,6 +133,10 @@ class Backlog:
         """Another connection: what was told in part begins anew, for nobody knows what of it arrived."""
         for entry in self._entries:
             entry.done, entry.base = 0, 0
+
+
+def _waits(entry: Entry, replica: str) -> bool:
+    return entry.replica == replica and entry.kind == RECORD and entry.done < len(entry.keys)
 
 
 class Recent:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from router.index.memory import Match
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from router.index.pages import Page
+
 KEY_BYTES = 8
-PAGE_BLOCKS = 16
 
 RECORD = 1
 """Held from the decision on."""
@@ -25,9 +24,18 @@ FORGET = 3
 AGAIN = 4
 """Told anew to a store that lost it."""
 
+BEGIN = b"\1\0"
+"""All pages are told again from here on."""
+WHOLE = b"\3\0"
+"""All pages were told."""
+_TOLD = 2
+_AGAIN, _REMOVED, _MORE = 1, 2, 4
+
 _MATCH = Struct(">II")
+_SOON = Struct(">HII")
+_RANK = Struct(">HI")
 _HEAD = Struct(">BHI")
-_PART = Struct(">III")
+_PART = Struct(">IIII")
 _LOAD = Struct(">HIIfff")
 
 
@@ -44,11 +52,30 @@ class Others:
 NO_LOAD = Others()
 
 
+@dataclass(slots=True)
+class Told:
+    """What the store knows of one chain at one replica, or at one data-parallel `rank` of it (None: not told apart).
+
+    `depth`: leading blocks. `continues`: see `Match`. `exact`: a writer tells what the replica's events say, so that
+    nothing is presumed; `open`: it may hold more of the page that begins at `depth` or before. `soon`: to which depth
+    it will hold it once the prompts that other routers sent there are computed, if it holds it to `soon_from`.
+    """
+
+    depth: int
+    continues: bool = False
+    exact: bool = False
+    open: bool = False
+    soon_from: int = 0
+    soon: int = 0
+    rank: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What is known beyond this process: per replica a match for each chain asked about, and the others' load."""
+    """What is known beyond this process: per replica, for each chain asked about, what is told of it and of its ranks;
+    and the others' load."""
 
-    matches: Mapping[str, Sequence[Match]] = field(default_factory=dict)
+    matches: Mapping[str, Sequence[Sequence[Told]]] = field(default_factory=dict)
     loads: Mapping[str, Others] = field(default_factory=dict)
 
 
@@ -60,21 +87,25 @@ class Seat:
     epoch: int
 
 
-def deeper(own: Match, told: Match) -> Match:
-    """The deeper of what this router and what all of them know of one chain at one replica. The rank is this one's."""
-    if told.depth > own.depth:
-        return Match(told.depth, told.continues, own.rank)
-    if told.depth == own.depth and told.continues and not own.continues:
-        return Match(own.depth, True, own.rank)
-    return own
-
-
 def pack_keys(keys: Sequence[int]) -> bytes:
     """Block keys (unsigned, 64 bits) as big-endian bytes: their order is then the numbers' own."""
     packed = array("Q", keys)
     if sys.byteorder == "little":
         packed.byteswap()
     return packed.tobytes()
+
+
+def common_keys(one: bytes, other: bytes) -> int:
+    """How many leading keys two packed chains have in common: by bisection, for they name all that comes before."""
+    low, high = 0, min(len(one), len(other)) // KEY_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        begin, end = (middle - 1) * KEY_BYTES, middle * KEY_BYTES
+        if one[begin:end] == other[begin:end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def pack_slots(slots: Iterable[int]) -> bytes:
@@ -84,16 +115,41 @@ def pack_slots(slots: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def read_matches(packed: bytes, count: int) -> list[tuple[Match, int]]:
-    """`count` matches, in the order in which they were asked for, each with the replica's epoch in the store."""
-    if len(packed) != count * _MATCH.size:
-        raise ValueError(f"{len(packed)} bytes are not {count} matches")
-    return [(Match(depth >> 1, bool(depth & 1)), epoch) for depth, epoch in _MATCH.iter_unpack(packed)]
+def read_matches(packed: bytes, soon: bytes, count: int) -> list[tuple[Told, int]]:
+    """`count` matches, in the order in which they were asked for, each with the replica's epoch in the store. Raises
+    ValueError for bytes that are none."""
+    if len(packed) != count * _MATCH.size or len(soon) % _SOON.size:
+        raise ValueError(f"{len(packed)} and {len(soon)} bytes are not {count} matches")
+    found = [
+        (Told(depth >> 3, bool(depth & 1), bool(depth & 2), bool(depth & 4)), epoch)
+        for depth, epoch in _MATCH.iter_unpack(packed)
+    ]
+    for which, begin, end in _SOON.iter_unpack(soon):
+        found[which][0].soon_from, found[which][0].soon = begin, end
+    return found
 
 
-def operation(kind: int, seat: Seat, base: int, start: int, total: int, prompt_end: int) -> bytes:
+def read_ranks(packed: bytes) -> list[Seat]:
+    """The places of a replica's data-parallel ranks, from 0 on; none where they are not told apart."""
+    return [Seat(slot, epoch) for slot, epoch in _RANK.iter_unpack(packed)]
+
+
+def operation(kind: int, seat: Seat, base: int, start: int, total: int, prompt_end: int, ms: int) -> bytes:
     """The head of one write; see shared_record.lua. For FORGET `prompt_end` is the first block that is not held."""
-    return _HEAD.pack(kind, seat.slot, seat.epoch) + base.to_bytes(6, "big") + _PART.pack(start, total, prompt_end)
+    return _HEAD.pack(kind, seat.slot, seat.epoch) + base.to_bytes(6, "big") + _PART.pack(start, total, prompt_end, ms)
+
+
+def pack_seat(seat: Seat) -> bytes:
+    return _RANK.pack(seat.slot, seat.epoch)
+
+
+def pack_page(page: Page, *, again: bool) -> tuple[bytes, bytes]:
+    """Head and body of what is told of a page; see shared_contents.lua."""
+    flags = _AGAIN * again | _REMOVED * page.removed | _MORE * page.more
+    body = [pack_keys([page.name])]
+    for path in page.paths:
+        body += [bytes([len(path)]), pack_keys(path)]
+    return bytes([_TOLD, flags]), b"".join(body)
 
 
 def pack_load(loads: Iterable[tuple[int, Others, float]]) -> bytes:

@@ -3,7 +3,11 @@
 -- KEYS[1]  "{namespace}": one hash tag, so that all keys lie in one slot of a cluster
 -- ARGV[1]  the store's id, 16 bytes; ARGV[2] the asking router's id
 -- ARGV     then for each chain: its replicas' numbers (2 bytes each), its block keys (8 bytes each)
--- Returns  1: for each chain and replica, 4 bytes twice the depth + 1 where a turn ended just there, 4 bytes epoch;
+-- Returns  1: for each chain and replica, 4 bytes eight times the depth, + 1 where a turn ended just there, + 2 where the
+--          replica's contents are told (see shared_contents.lua), + 4 where it may hold more of the page in which this
+--          depth lies; and 4 bytes epoch
+--          2: which of these (2 bytes, from 0 on) will soon hold more: from a block on (4), which they hold or will
+--          hold, to a depth (4)
 --          then the other routers' loads, as they published them
 --
 -- A page holds up to 16 consecutive blocks of a chain, from a multiple of 16 on, and is named by the first of them.
@@ -19,25 +23,39 @@ if not marks or sub(marks, 1, 16) ~= ARGV[1] then
   return redis.error_reply('NOSTORE the index is another one')
 end
 
--- Stamps below a replica's floor are dead: evicted since, or of an earlier incarnation.
-local floors, epochs = {}, {}
+-- Stamps below a replica's floor are dead: evicted since, or of an earlier incarnation. `tolds`: until when its contents
+-- are told, in ms since 2025, twice, plus one where they are whole.
+local MARKS = 16
+local floors, epochs, tolds = {}, {}, {}
 local function floor_of(slot)
   local floor = floors[slot]
   if not floor then
-    if #marks >= 26 + slot * 10 then
-      floor, epochs[slot] = unpack('>I6I4', marks, 17 + slot * 10)
+    if #marks >= 32 + slot * MARKS then
+      floor, epochs[slot], tolds[slot] = unpack('>I6I4I6', marks, 17 + slot * MARKS)
     else
-      floor, epochs[slot] = 0, 0
+      floor, epochs[slot], tolds[slot] = 0, 0, 0
     end
     floors[slot] = floor
   end
   return floor
 end
 -- The first of them all at once: that is all of them, in most fleets.
-local slots = math.min(math.floor((#marks - 16) / 10), 64)
-local t = { unpack('>' .. string.rep('I6I4', slots), marks, 17) }
+local slots = math.min(math.floor((#marks - 16) / MARKS), 64)
+local t = { unpack('>' .. string.rep('I6I4I6', slots), marks, 17) }
 for slot = 0, slots - 1 do
-  floors[slot], epochs[slot] = t[slot * 2 + 1], t[slot * 2 + 2]
+  floors[slot], epochs[slot], tolds[slot] = t[slot * 3 + 1], t[slot * 3 + 2], t[slot * 3 + 3]
+end
+local now_ms
+local function is_told(slot)
+  local till = tolds[slot] or 0
+  if till == 0 then
+    return false
+  end
+  if not now_ms then
+    local time = redis.call('TIME')
+    now_ms = (tonumber(time[1]) - 1735689600) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  end
+  return till / 2 > now_ms
 end
 
 local formats = {}
@@ -48,7 +66,7 @@ end
 -- A few replicas are searched for in a page's text, many are found by reading all of it.
 local FEW = 6
 
-local found, said
+local found, said, more
 local pages, chain
 
 local function page(number)
@@ -146,6 +164,9 @@ local function finish(number, set, n)
 
   local function look(slot, len, own, stamp, common)
     if stamp >= floor_of(slot) then
+      if own > 127 then
+        own, more[slot] = own - 128, true
+      end
       local depth = len < common and len or common
       local before = best[slot] or 0
       if depth > before then
@@ -229,9 +250,83 @@ local function search(low, high, set, n)
   end
 end
 
-local out = {}
+-- To which depth a replica that holds the chain to `depth` will hold it soon, and from which block on that goes without
+-- a gap. Entries of prompts on their way: see shared_pages.lua.
+local soon_pages
+local function soon_page(number)
+  local text = soon_pages[number]
+  if text == nil then
+    text = redis.call('GET', ns .. ':s:' .. sub(chain, number * PAGE + 1, number * PAGE + 8))
+    soon_pages[number] = text
+  end
+  return text
+end
+
+-- How far the entries of a replica go within a page, of those whose run is there from page `from` on or earlier; and
+-- where that run begins.
+local function soon_within(slot, number, from)
+  local text = soon_page(number)
+  local at, best, first = 1, 0, nil
+  while text and at < #text do
+    local keys = byte(text, at)
+    local tail = at + 1 + keys * 8
+    local who, epoch, run, till = unpack('>I2BI2I5', text, tail)
+    if who == slot and epoch == epochs[slot] % 256 and run <= from and till > now_ms then
+      local common = 0
+      while common < keys and sub(text, at + 1 + common * 8, at + 8 + common * 8)
+        == sub(chain, number * PAGE + common * 8 + 1, number * PAGE + common * 8 + 8) do
+        common = common + 1
+      end
+      if common > best then
+        best, first = common, run
+      end
+    end
+    at = tail + 10
+  end
+  return best, first
+end
+
+local function soon_depth(slot, depth)
+  local from = math.floor(depth / 16)
+  if from * PAGE >= #chain or not soon_page(from) then
+    return nil
+  end
+  local best, first = soon_within(slot, from, from)
+  if best == 0 then
+    return nil
+  end
+  local low, high = from, math.ceil(#chain / PAGE)
+  while high - low > 1 do
+    local middle = math.floor((low + high) / 2)
+    local deep, run = soon_within(slot, middle, from)
+    if deep > 0 then
+      low, best, first = middle, deep, run
+    else
+      high = middle
+    end
+  end
+  return low * 16 + best, first * 16
+end
+
+-- Whether a turn ended in the block before `depth`, of a replica whose contents are told.
+local turns
+local function ended_at(slot, depth)
+  local text = turns[depth]
+  if text == nil then
+    text = redis.call('GET', ns .. ':e:' .. sub(chain, depth * 8 - 7, depth * 8)) or ''
+    turns[depth] = text
+  end
+  for at = 1, #text, 2 do
+    if sub(text, at, at + 1) == tag_of(slot) then
+      return true
+    end
+  end
+  return false
+end
+
+local out, soon, asked = {}, {}, 0
 for a = 3, #ARGV, 2 do
-  chain, pages, found, said = ARGV[a + 1], {}, {}, {}
+  chain, pages, found, said, more, soon_pages, turns = ARGV[a + 1], {}, {}, {}, {}, {}, {}
   local wanted, set, numbers = {}, {}, ARGV[a]
   for i = 1, #numbers, 2 do
     local high, low = byte(numbers, i, i + 1)
@@ -247,14 +342,28 @@ for a = 3, #ARGV, 2 do
     for i = from, math.min(from + 63, #wanted) do
       local slot = wanted[i]
       floor_of(slot)
-      flat[#flat + 1] = (found[slot] or 0) * 2 + (said[slot] and 1 or 0)
+      local depth, flags = found[slot] or 0, said[slot] and 1 or 0
+      if is_told(slot) then
+        flags = (tolds[slot] % 2) * 2 + (more[slot] and 4 or 0)
+        if #chain > 0 then
+          local to, first = soon_depth(slot, depth)
+          if to and to > depth then
+            soon[#soon + 1] = pack('>I2I4I4', asked, first, to)
+          end
+        end
+        if depth > 0 and ended_at(slot, depth) then
+          flags = flags + 1
+        end
+      end
+      flat[#flat + 1] = depth * 8 + flags
       flat[#flat + 1] = epochs[slot]
+      asked = asked + 1
     end
     out[#out + 1] = pack('>' .. string.rep('I4', #flat), spread(flat))
   end
 end
 
-local reply = { table.concat(out) }
+local reply = { table.concat(out), table.concat(soon) }
 local routers = redis.call('SMEMBERS', ns .. ':routers')
 for i = 1, #routers do
   if routers[i] ~= ARGV[2] then

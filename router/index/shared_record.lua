@@ -1,10 +1,9 @@
 -- Blocks that replicas were made to hold, or turned out not to. One call is one slice of bounded work.
 --
--- KEYS[1]  "{namespace}"
--- ARGV[1]  the store's id; ARGV[2] seconds that what is written lives at the most
--- ARGV     then for each operation a head and block keys (8 bytes each), a part of a chain from a multiple of 16 on.
---          Head: kind (1), replica's number (2), its epoch (4), touch base (6; 0 asks for one), first block of the
---          part (4), blocks of the whole chain (4), the prompt's last whole block (4)
+-- ARGV     after the store's id and the seconds, for each operation a head and block keys (8 bytes each), a part of a
+--          chain from a multiple of 16 on. Head: kind (1), replica's number (2), its epoch (4), touch base (6; 0 asks for
+--          one), first block of the part (4), blocks of the whole chain (4), the prompt's last whole block (4), for how
+--          many ms it counts as there before a writer must have told of it (4)
 -- Returns  for each operation its touch base, or -1 where the epoch is over, and how many of its blocks were done; a
 --          call that has done enough leaves the rest for the next
 --
@@ -12,155 +11,12 @@
 -- chain the lowest. Numbers are kept in bins of 1/64 of the pool. Each bin counts the blocks whose last touch it is;
 -- as long as all bins hold more than the pool, the lowest one falls below the floor, and what is stamped with it is
 -- presumed evicted. Nothing is ever deleted for that: readers compare stamps with the floor.
-local ns, spread = KEYS[1], unpack
-local sub, find, byte, char = string.sub, string.find, string.byte, string.char
-local unpack, pack, floor_ = struct.unpack, struct.pack, math.floor
+--
+-- Of a replica whose contents are told (see shared_contents.lua) nothing is presumed: a prompt on its way is kept apart,
+-- for as long as it takes until an event must have told of it, and the end of a turn is a key of its own.
 local HELD, ENDED, FORGET = 1, 2, 3 -- and 4, told again: as it was
-local PAGE, ONE, SIZE = 128, '>I2BBI5', 9
 -- Records of one replica in a page, and paths in it, at the most.
 local KEPT, PATHS = 8, 64
--- What one call does, in about a microsecond each, before it leaves the rest.
-local ENOUGH = 500
-local work = 0
-
-local marks = redis.call('GET', ns .. ':f')
-if not marks or sub(marks, 1, 16) ~= ARGV[1] then
-  return redis.error_reply('NOSTORE the index is another one')
-end
-local now = tonumber(redis.call('TIME')[1])
-local ttl = tonumber(ARGV[2])
-
--- Lua writes numbers of 15 digits and more as 1e+15.
-local function exact(number)
-  return string.format('%.0f', number)
-end
-
-local floors = {}
-local function floor_of(slot)
-  if not floors[slot] then
-    floors[slot] = #marks >= 26 + slot * 10 and unpack('>I6', marks, 17 + slot * 10) or 0
-  end
-  return floors[slot]
-end
-
-local function common_keys(one, other)
-  local most = #one < #other and #one or #other
-  if sub(one, 1, most) == sub(other, 1, most) then
-    return most / 8
-  end
-  local at = 0
-  while at < most and sub(one, at + 1, at + 8) == sub(other, at + 1, at + 8) do
-    at = at + 8
-  end
-  return at / 8
-end
-
--- A page is a list of paths, least recently written first; a path is 1 to 16 keys and its records (2 bytes replica,
--- 1 how many leading keys it holds, 1 from which of them on they are its own answer's, 5 stamp). Records stay packed:
--- a page of a popular prompt has one for each replica, and a write concerns one.
-local function read(text, prune)
-  local paths, at, size = {}, 1, text and #text or 0
-  while at < size do
-    local keys, records
-    keys, records, at = unpack('>BI2', text, at)
-    local path = { keys = sub(text, at, at + keys * 8 - 1) }
-    at = at + keys * 8
-    local stop = at + records * SIZE
-    if prune then
-      local kept = {}
-      for place = at, stop - 1, SIZE do
-        local slot, _, _, stamp = unpack(ONE, text, place)
-        if stamp >= floor_of(slot) then
-          kept[#kept + 1] = sub(text, place, place + SIZE - 1)
-        end
-      end
-      path.records, path.shorter = table.concat(kept), true
-    else
-      path.records = sub(text, at, stop - 1)
-    end
-    at = stop
-    paths[#paths + 1] = path
-    work = work + 3 + records / (prune and 2 or 16)
-  end
-  work = work + 3
-  return paths
-end
-
--- The next record of a replica, from `from` on: its place, length, own part and stamp. Dead ones count as none.
-local function next_record(records, tag, from, floor)
-  local place = find(records, tag, from, true)
-  while place do
-    if place % SIZE == 1 then
-      local len, own, stamp = unpack('>BBI5', records, place + 2)
-      if stamp >= floor then
-        return place, len, own, stamp
-      end
-    end
-    place = find(records, tag, place + 1, true)
-  end
-  return nil
-end
-
-local function without(path, place)
-  path.records = sub(path.records, 1, place - 1) .. sub(path.records, place + SIZE)
-  path.shorter = true
-end
-
-local function write(name, paths, life)
-  local out = {}
-  for p = 1, #paths do
-    local path = paths[p]
-    local records, keys = path.records, #path.keys / 8
-    if path.shorter then
-      -- Keys that nobody holds any more need not be kept.
-      local longest = 0
-      for place = 3, #records, SIZE do
-        local len = byte(records, place)
-        if len > longest then
-          longest = len
-        end
-      end
-      keys = longest
-    end
-    if #records > 0 and keys > 0 then
-      out[#out + 1] = pack('>BI2', keys, #records / SIZE)
-      out[#out + 1] = sub(path.keys, 1, keys * 8)
-      out[#out + 1] = records
-    end
-  end
-  if #out == 0 then
-    redis.call('DEL', name)
-  else
-    redis.call('SET', name, table.concat(out), 'EX', life)
-  end
-end
-
-local states = {}
-local function state_of(slot)
-  local state = states[slot]
-  if not state then
-    local t = redis.call('HMGET', ns .. ':r:' .. slot, 'epoch', 'clock', 'total', 'pool', 'mark', 'since', 'life',
-      'bin')
-    state = {
-      epoch = tonumber(t[1]) or 0,
-      clock = tonumber(t[2]) or 0,
-      total = tonumber(t[3]) or 0,
-      pool = tonumber(t[4]) or 1,
-      mark = tonumber(t[5]) or 0,
-      since = tonumber(t[6]) or now,
-      life = tonumber(t[7]) or ttl,
-      bin = tonumber(t[8]) or 1,
-      bins = {},
-    }
-    states[slot] = state
-  end
-  return state
-end
-
-local function count(state, stamp, blocks)
-  state.bins[stamp] = (state.bins[stamp] or 0) + blocks
-  state.total = state.total + blocks
-end
 
 -- Take a replica's records out of a page where they hold no more than `keys` do. Returns the path that `keys` belong
 -- on, how many of them it holds already, and from which on those were its own answer's; `touched` gets their stamps.
@@ -327,18 +183,111 @@ local function cut(name, slot, state, keys, keep)
   end
 end
 
+-- The first page of a part from which on a replica is not known to hold the chain.
+local function first_missing(slot, chain)
+  local tag, floor = pack('>I2', slot), floor_of(slot)
+  local low, high = 0, math.ceil(#chain / PAGE) -- low: all before are held
+  while low < high do
+    local middle = floor_((low + high) / 2)
+    local text = redis.call('GET', ns .. ':p:' .. sub(chain, middle * PAGE + 1, middle * PAGE + 8))
+    local holds = false
+    for _, path in ipairs(text and read(text, false) or {}) do
+      holds = holds or next_record(path.records, tag, 1, floor) ~= nil
+    end
+    if holds then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return math.max(low - 1, 0)
+end
+
+local function put_soon(slot, epoch, keys, first, till)
+  local name = ns .. ':s:' .. sub(keys, 1, 8)
+  local out, last = soon_of(redis.call('GET', name), function(path, who, of, from, over)
+    if who == slot and of == epoch % 256 and path == sub(keys, 1, #path) then
+      -- One run with this one: it began where the earlier did, and counts as long as the longer.
+      first, till = math.min(first, from), math.max(till, over)
+      return nil
+    end
+    return path
+  end)
+  while #out >= ENTRIES do
+    table.remove(out, 1)
+  end
+  out[#out + 1] = char(#keys / 8) .. keys .. pack(SOON, slot, epoch % 256, first, till)
+  redis.call('SET', name, table.concat(out), 'PX', exact(math.max(last, till) - now_ms))
+end
+
+-- One part of what became of a chain at a replica whose contents are told. Returns its base and how many blocks were
+-- done. The base is where what is missing begins, as a page's number plus one.
+local function beside(kind, slot, epoch, base, chain, start, total, prompt_end, ms)
+  local blocks = #chain / 8
+  if kind == ENDED then
+    if start + blocks == total then
+      local name = ns .. ':e:' .. sub(chain, -8)
+      local before, tag = redis.call('GET', name) or '', pack('>I2', slot)
+      for at = 1, #before, 2 do
+        if sub(before, at, at + 1) == tag then
+          return base, blocks
+        end
+      end
+      redis.call('SET', name, before .. tag, 'EX', ttl)
+    end
+  elseif kind == FORGET then
+    for at = 1, #chain, PAGE do
+      local keep = math.max(prompt_end - (start + (at - 1) / 8), 0)
+      local keys = sub(chain, at, at + PAGE - 1)
+      cut_soon(ns .. ':s:' .. sub(keys, 1, 8), slot, function(path)
+        return common_keys(path, keys) > keep and keep or #path / 8
+      end)
+    end
+  elseif kind == HELD and ms > 0 then
+    local at = 1
+    if base == 0 then
+      local missing = first_missing(slot, chain)
+      if (missing + 1) * 16 >= blocks and start + blocks < total then
+        return 0, blocks -- all of this part is held
+      end
+      base = math.min(start / 16 + missing, 65535) + 1
+      at = missing * PAGE + 1
+      -- Somebody goes on from here, should a turn have ended within this page.
+      local marks_of = {}
+      for place = at, math.min(at + PAGE, #chain - 7) - 1, 8 do
+        marks_of[#marks_of + 1] = ns .. ':e:' .. sub(chain, place, place + 7)
+      end
+      if #marks_of > 0 then
+        redis.call('DEL', spread(marks_of))
+      end
+    end
+    for from = at, #chain, PAGE do
+      if work >= ENOUGH then
+        return base, (from - 1) / 8
+      end
+      put_soon(slot, epoch, sub(chain, from, from + PAGE - 1), base - 1, now_ms + ms)
+    end
+  end
+  return base, blocks
+end
+
 local done = {}
 for a = 3, #ARGV, 2 do
   if work >= ENOUGH then
     break
   end
-  local kind, slot, epoch, base, start, total, prompt_end = unpack('>BI2I4I6I4I4I4', ARGV[a])
+  local kind, slot, epoch, base, start, total, prompt_end, ms = unpack('>BI2I4I6I4I4I4I4', ARGV[a])
   local chain, state = ARGV[a + 1], state_of(slot)
   local blocks = #chain / 8
   if epoch ~= state.epoch then
     base = -1
+  elseif is_told(slot) then
+    if base > 65536 then
+      base = 0 -- it was begun when nothing was told
+    end
+    base, blocks = beside(kind, slot, epoch, base, chain, start, total, prompt_end, ms)
   else
-    if base == 0 then
+    if base < floor_of(slot) * state.bin then
       if kind ~= FORGET then
         state.clock = state.clock + total
       end
@@ -367,43 +316,5 @@ for a = 3, #ARGV, 2 do
   done[#done + 1] = blocks
 end
 
-for slot, state in pairs(states) do
-  local key = ns .. ':b:' .. slot
-  local from = floor_of(slot)
-  for stamp, blocks in pairs(state.bins) do
-    if blocks ~= 0 and stamp >= from then
-      if redis.call('HINCRBY', key, exact(stamp), blocks) <= 0 then
-        redis.call('HDEL', key, exact(stamp))
-      end
-    end
-  end
-  local floor, top, steps = from, floor_(state.clock / state.bin), 0
-  while state.total > state.pool and floor <= top and steps < 64 do
-    local names = {}
-    for i = 0, 15 do
-      names[i + 1] = exact(floor + i)
-    end
-    local counts = redis.call('HMGET', key, spread(names))
-    for i = 1, 16 do
-      if state.total > state.pool and floor <= top then
-        if counts[i] then
-          state.total = state.total - tonumber(counts[i])
-          redis.call('HDEL', key, exact(floor))
-        end
-        floor = floor + 1
-      end
-    end
-    steps = steps + 1
-  end
-  if floor > from then
-    redis.call('SETRANGE', ns .. ':f', 16 + slot * 10, pack('>I6', floor))
-    if floor > state.mark then
-      -- A whole pool was turned over since the mark: what is written now will not live much longer than that took.
-      state.life = math.min(ttl, 60 + 3 * (now - state.since))
-      state.mark, state.since = top + 1, now
-    end
-  end
-  redis.call('HSET', ns .. ':r:' .. slot, 'clock', exact(state.clock), 'total', state.total,
-    'mark', exact(state.mark), 'since', state.since, 'life', state.life)
-end
+settle()
 return done

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from router.index.known import PRESENT_SECONDS, Known
+from router.index.known import Known
 from router.index.memory import Index, Match
+from router.index.soon import PRESENT_SECONDS
 
 
 def known(capacity: int = 100) -> Known:
@@ -38,7 +39,7 @@ def test_a_prompt_is_present_from_the_decision_on_for_a_while() -> None:
     assert cache.depth([1, 2, 3, 4], 10.0) == 3
     assert cache.depth([1, 2, 3, 4], 12.0 + PRESENT_SECONDS - 0.1) == 3
     assert cache.depth([1, 2, 3, 4], 12.0 + PRESENT_SECONDS) == 1
-    assert cache._soon == {}
+    assert len(cache._soon) == 0
 
 
 def test_what_was_told_since_is_no_longer_about_to_be() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from router.index.memory import Match
 from router.index.shared import Busy, Member, Options, Shared
-from router.index.shared_codec import Others
+from router.index.shared_codec import Others, Told
+from router.index.shared_known import ToldKnown
 from router.index.shared_link import Target, tls_context
 from tests.index.servers import Cluster, Server, binaries
 from tests.index.test_shared_scripts import chain
@@ -46,12 +46,20 @@ class Router:
         chosen = {"timeout_ms": PATIENT_MS, "retry_seconds": 0.05, "lease_seconds": 1.0} | options
         self.shared = Shared(Options([target], **chosen), members=self.members.values, loads=lambda now: self.busy)
 
+    def hear(self, *names: str) -> dict[str, ToldKnown]:
+        """Its events are heard, all of them."""
+        heard = {name: ToldKnown(10_000, 10_000) for name in names}
+        for name, known in heard.items():
+            known.trust()
+            self.shared.hear(name, known)
+        return heard
+
     def record(self, name: str, keys: Sequence[int]) -> None:
         self.shared.record(name, keys, ended=False, prompt_end=len(keys) - 1)
 
     async def depths(self, keys: Sequence[int]) -> list[int] | None:
         found = await self.shared.consult([(keys, list(self.members))])
-        return None if found is None else [found.matches[name][0].depth for name in self.members]
+        return None if found is None else [found.matches[name][0][0].depth for name in self.members]
 
     async def until_depths(self, keys: Sequence[int], expected: list[int]) -> None:
         try:
@@ -60,6 +68,18 @@ class Router:
                     await asyncio.sleep(0.005)
         except TimeoutError:
             raise AssertionError(f"never {expected}, but {await self.depths(keys)}") from None
+
+    async def told_of(self, keys: Sequence[int], name: str) -> Told:
+        found = await self.shared.consult([(keys, [name])])
+        return Told(-1) if found is None else found.matches[name][0][0]
+
+    async def until_told(self, keys: Sequence[int], name: str, expected: Told) -> None:
+        try:
+            async with asyncio.timeout(20):
+                while await self.told_of(keys, name) != expected:
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"never {expected}, but {await self.told_of(keys, name)}") from None
 
     async def told(self) -> None:
         await until(lambda: self.shared.online and self.shared.waiting_blocks == 0, "all is told")
@@ -118,9 +138,9 @@ async def test_what_one_router_learns_the_other_knows(house: House, kind: str) -
     found = await two.shared.consult([(prompt, ["a", "b", "c"]), (prompt[:60], ["b"])])
     assert found is not None
     assert found.matches == {
-        "a": [Match(3000, False)],
-        "b": [Match(100, True), Match(60, True)],
-        "c": [Match(0, False)],
+        "a": [[Told(3000)]],
+        "b": [[Told(100, continues=True)], [Told(60, continues=True)]],
+        "c": [[Told(0)]],
     }
     one.shared.forget("a", prompt[700:])
     await one.told()
@@ -162,22 +182,170 @@ async def test_no_block_is_seen_before_the_work_that_brings_it(house: House) -> 
         one.record("a", keys)  # as in a decision: booked and recorded in one breath
         one.shared.load_changed()
         found = await two.shared.consult([(keys, ["a"])])
-        while found is not None and found.matches["a"][0].depth == 0:
+        while found is not None and found.matches["a"][0][0].depth == 0:
             found = await two.shared.consult([(keys, ["a"])])
         assert found is not None
         assert found.loads["a"].in_flight == n
 
 
+def store(known: ToldKnown, keys: Sequence[int], first: int = 0) -> None:
+    known.stored(keys[first:], keys[first - 1] if first else None, medium="GPU", group=0, scale=1)
+
+
+def remove(known: ToldKnown, keys: Sequence[int]) -> None:
+    known.removed(keys, medium="GPU", group=0)
+
+
 async def test_each_replica_has_one_writer_and_another_takes_over(house: House) -> None:
     server = await house.server()
-    one = await house.router(server.target)
+    one, two = await house.router(server.target), await house.router(server.target)
+    deaf = await house.router(server.target)
+    heard = one.hear("a", "b", "c")
     await until(lambda: all(map(one.shared.is_writer, "abc")), "one writes")
-    two = await house.router(server.target)
-    await until(lambda: len(two.shared._writes) == 3, "two asked")
+    also = two.hear("a", "b", "c")
+    prompt = chain(1, 3000)
+    for known in (heard["a"], also["a"]):
+        store(known, prompt)
+    await deaf.until_told(prompt, "a", Told(3000, exact=True))
+    await until(lambda: two.shared._claimed == {"a", "b", "c"}, "two asked")
     assert not any(map(two.shared.is_writer, "abc"))
     await one.die()
+    remove(also["a"], prompt[:1999:-1])  # what nobody told yet
     await until(lambda: all(map(two.shared.is_writer, "abc")), "two writes")
     assert not any(map(one.shared.is_writer, "abc"))
+    await deaf.until_told(prompt, "a", Told(2000, exact=True))
+
+
+async def test_who_hears_no_more_gives_up_and_who_does_takes_over(house: House) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target, lease_seconds=600.0)
+    deaf = await house.router(server.target)
+    mine, yours = one.hear("a")["a"], two.hear("a")["a"]
+    prompt = chain(1, 100)
+    store(mine, prompt)
+    store(yours, prompt)
+    await deaf.until_told(prompt, "a", Told(100, exact=True))
+    first, second = (one, two) if one.shared.is_writer("a") else (two, one)
+    lost = mine if first is one else yours
+    lost.presume()  # a gap, or silence
+    await until(lambda: not first.shared.is_writer("a"), "it gives up")
+    second.shared._to_publish.set()
+    await until(lambda: second.shared.is_writer("a") or second.shared._claimed == {"a"}, "the other is there")
+    lost.trust()
+    await until(lambda: first.shared.is_writer("a") or second.shared.is_writer("a"), "one of them writes")
+    await deaf.until_told(prompt, "a", Told(100, exact=True))
+
+
+async def test_a_router_that_hears_nothing_knows_what_is_there(house: House) -> None:
+    """And one that begins later, and after the cache was cleared, and when the store has lost everything."""
+    server = await house.server()
+    one, deaf = await house.router(server.target), await house.router(server.target)
+    known = one.hear("a")["a"]
+    prompt, other = chain(1, 500), chain(2, 70)
+    store(known, prompt)
+    deaf.record("a", other)  # it was wrong about this one
+    await deaf.until_told(prompt, "a", Told(500, exact=True))
+    await deaf.until_told(other, "a", Told(0, exact=True))
+    remove(known, prompt[:299:-1])
+    await deaf.until_told(prompt, "a", Told(300, exact=True))
+    late = await house.router(server.target)
+    assert await late.told_of(prompt, "a") == Told(300, exact=True)
+    known.cleared()
+    await late.until_told(prompt, "a", Told(0, exact=True))
+    store(known, other)
+    await late.until_told(other, "a", Told(70, exact=True))
+    link = await server.link()
+    await link.call(b"FLUSHALL")
+    link.close()
+    await late.until_told(other, "a", Told(70, exact=True))
+    await deaf.until_told(other, "a", Told(70, exact=True))
+
+
+async def test_a_restart_seen_in_the_events_reaches_the_store_at_once(house: House) -> None:
+    server = await house.server()
+    one, two, deaf = [await house.router(server.target) for _ in range(3)]
+    for router in (one, two):
+        router.members["a"] = router.members["a"]._replace(heard="101.0")
+    mine, yours = one.hear("a")["a"], two.hear("a")["a"]
+    prompt = chain(1, 100)
+    store(mine, prompt)
+    store(yours, prompt)
+    await deaf.until_told(prompt, "a", Told(100, exact=True))
+    await until(lambda: one.shared.is_writer("a") or two.shared.is_writer("a"), "one writes")
+    writer, known = (one, mine) if one.shared.is_writer("a") else (two, yours)
+    before = writer.shared._seats["a"].epoch
+    # Both see it; probes do not yet.
+    for router, each in ((one, mine), (two, yours)):
+        each.restart()
+        router.shared.published_anew("a")
+    await until(lambda: not writer.shared._undeclared, "it is told")
+    assert (await deaf.told_of(prompt, "a")).depth == 0
+    assert writer.shared._seats["a"].epoch == before + 1
+    # The first batch of the new process, and then its start time, are no further restarts.
+    for router, each in ((one, mine), (two, yours)):
+        each.trust()
+        router.members["a"] = router.members["a"]._replace(heard="202.0")
+        router.shared.changed("a")
+    fresh = chain(2, 50)
+    store(mine, fresh)
+    store(yours, fresh)
+    for router in (one, two, deaf):
+        router.restart("a", "200.5")
+    await until(lambda: not any(each.shared._undeclared for each in (one, two, deaf)), "all have told")
+    assert {each.shared._seats["a"].epoch for each in (one, two, deaf)} == {before + 1}
+    await deaf.until_told(fresh, "a", Told(50, exact=True))
+    assert known.trusted
+
+
+async def test_the_ranks_of_a_replica_are_caches_of_their_own(house: House) -> None:
+    server = await house.server()
+    one, deaf = await house.router(server.target), await house.router(server.target)
+    one.members |= {f"a/{rank}": Member(f"a/{rank}", "100.5", 10_000) for rank in range(2)}
+    heard = one.hear("a/0", "a/1")
+    prompts = [chain(1, 100), chain(2, 60)]
+    for known, prompt in zip(heard.values(), prompts, strict=True):
+        store(known, prompt)
+
+    async def seen(prompt: Sequence[int]) -> list[Told]:
+        found = await deaf.shared.consult([(prompt, ["a"])])
+        return [] if found is None else list(found.matches["a"][0])
+
+    async with asyncio.timeout(20):
+        while [told.exact for told in await seen(prompts[0])] != [False, True, True]:
+            await asyncio.sleep(0.005)
+    assert await seen(prompts[0]) == [Told(0), Told(100, exact=True, rank=0), Told(0, exact=True, rank=1)]
+    assert await seen(prompts[1]) == [Told(0), Told(0, exact=True, rank=0), Told(60, exact=True, rank=1)]
+
+
+async def test_what_others_sent_is_followed_for_a_while(house: House) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target)
+    known = one.hear("a")["a"]
+    prompt = chain(1, 900)
+    store(known, prompt[:50])
+    await two.until_told(prompt, "a", Told(50, exact=True))
+    two.shared.record("a", prompt, ended=False, prompt_end=899, soon_seconds=60.0)
+    await two.told()
+    assert await one.told_of(prompt, "a") == Told(50, exact=True, soon_from=48, soon=900)
+    two.shared.forget("a", prompt[50:])
+    await two.told()
+    assert await one.told_of(prompt, "a") == Told(50, exact=True)
+
+
+async def test_a_writer_that_was_held_up_tells_nothing_any_more(house: House) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target)
+    known = one.hear("a")["a"]
+    await until(lambda: one.shared.is_writer("a"), "one writes")
+    # As if it had slept over its lease: it believes that it is the writer.
+    two.hear("a")
+    link = await server.link()
+    await link.call(b"SET", b"{warmroute}:writer:0", two.shared._me)
+    one.shared._writes["a"] = float("inf")
+    store(known, chain(1, 100))
+    await until(lambda: not one.shared.is_writer("a"), "it is told off")
+    assert (await one.told_of(chain(1, 100), "a")).depth == 0
+    link.close()
 
 
 async def test_a_replicas_restart_is_one_epoch_for_all_routers(house: House) -> None:
@@ -341,7 +509,15 @@ async def test_a_user_who_may_do_no_more_than_the_docs_say(house: House, kind: s
     one.shared.forget("a", chain(1, 100)[60:])
     await one.told()
     assert await one.depths(chain(1, 100)) == [60, 0, 0]
+    known = one.hear("a", "b", "c")["a"]
     await until(lambda: all(map(one.shared.is_writer, "abc")), "it writes")
+    store(known, chain(2, 100))
+    await one.until_told(chain(2, 100), "a", Told(100, exact=True))
+    one.record("a", chain(2, 150))
+    one.shared.record("a", chain(2, 120), ended=True, prompt_end=110)
+    remove(known, chain(2, 100)[60:])
+    await one.told()
+    await one.until_told(chain(2, 100)[:60], "a", Told(60, exact=True))
     assert one.shared.faults == 0
 
 

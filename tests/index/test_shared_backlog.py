@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from router.index.shared_backlog import Backlog, Entry, Recent
-from router.index.shared_codec import AGAIN, ENDED, FORGET, RECORD, Match, Seat, deeper, operation, pack_keys
+from router.index.shared_codec import AGAIN, ENDED, FORGET, RECORD, Seat, operation, pack_keys
 
 SEATS = {"a": Seat(0, 1), "b": Seat(1, 5)}
 
@@ -20,8 +20,8 @@ def test_keys_are_unsigned_and_big_endian() -> None:
 
 
 def test_the_head_of_a_write_is_as_the_script_reads_it() -> None:
-    head = operation(ENDED, Seat(258, 3), 5, 16, 40, 30)
-    assert head.hex() == "0201020000000300000000000500000010000000280000001e"
+    head = operation(ENDED, Seat(258, 3), 5, 16, 40, 30, 5000)
+    assert head.hex() == "0201020000000300000000000500000010000000280000001e00001388"
 
 
 def test_short_ones_go_together_and_a_long_one_ends_the_slice() -> None:
@@ -34,10 +34,10 @@ def test_short_ones_go_together_and_a_long_one_ends_the_slice() -> None:
     assert backlog.blocks == 201
     parts = backlog.next_slice(seat, pages=8)
     assert [len(part.keys) // 8 for part in parts] == [120]
-    assert parts[0].head == operation(RECORD, SEATS["a"], 300, 80, 200, 199)
+    assert parts[0].head == operation(RECORD, SEATS["a"], 300, 80, 200, 199, 0)
     backlog.told(parts, [300, 64])  # the store had enough before the end
     parts = backlog.next_slice(seat, pages=8)
-    assert parts[0].head == operation(RECORD, SEATS["a"], 300, 144, 200, 199)
+    assert parts[0].head == operation(RECORD, SEATS["a"], 300, 144, 200, 199, 0)
     backlog.told(parts, [300, 56, 9, 1])
     assert len(backlog) == 0
 
@@ -96,7 +96,7 @@ def test_another_connection_is_told_from_the_beginning() -> None:
     backlog.push(entry("a", 2000))
     backlog.told(backlog.next_slice(seat), [10, 1024])
     backlog.restart()
-    assert backlog.next_slice(seat)[0].head == operation(RECORD, SEATS["a"], 0, 0, 2000, 1999)
+    assert backlog.next_slice(seat)[0].head == operation(RECORD, SEATS["a"], 0, 0, 2000, 1999, 0)
 
 
 def test_an_answer_replaces_its_prompt_and_all_are_told_again_in_order() -> None:
@@ -123,11 +123,3 @@ def test_recent_ones_are_bounded_in_bytes() -> None:
     kept = list(recent.again())
     assert len(kept) == 12
     assert kept[-1].keys == pack_keys(range(490, 500))
-
-
-def test_the_deeper_of_two_matches() -> None:
-    own = Match(5, False, 1)
-    assert deeper(own, Match(4, True)) == own
-    assert deeper(own, Match(5, True)) == Match(5, True, 1)
-    assert deeper(own, Match(6, False)) == Match(6, False, 1)
-    assert deeper(Match(5, True, 1), Match(5, False)) == Match(5, True, 1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import pytest
 
-import router.index
 from router.index.memory import Index, Match
+from router.index.shared import SCRIPTS, script
 from router.index.shared_backlog import Backlog, Entry
 from router.index.shared_codec import (
     AGAIN,
@@ -18,16 +17,19 @@ from router.index.shared_codec import (
     RECORD,
     Others,
     Seat,
+    Told,
     add_load,
     pack_keys,
     pack_load,
+    pack_seat,
     pack_slots,
     read_matches,
 )
+from router.index.shared_contents import Contents
+from router.index.shared_known import ToldKnown
 from router.index.shared_link import Link, RefusedError
 from tests.index.servers import Server, binaries
 
-SCRIPTS = Path(router.index.__path__[0])
 STORE = b"0123456789abcdef"
 
 
@@ -42,16 +44,20 @@ class Store:
     async def run(self, script: str, *arguments: bytes) -> list:  # type: ignore[type-arg]
         return await self.link.call(b"EVALSHA", self._scripts[script], b"1", b"{test}", *arguments)  # type: ignore[no-any-return]
 
-    async def join(self, name: str, start: str = "1", pool: int = 100_000, *, anew: bool = False) -> Seat:
-        fields = (name.encode(), start.encode(), b"%d" % pool, b"1" if anew else b"")
-        store, slot, epoch = await self.run("join", STORE, *fields)
+    async def join(
+        self, name: str, start: str = "1", pool: int = 100_000, *, anew: bool = False, heard: str = ""
+    ) -> Seat:
+        fields = (name.encode(), start.encode(), heard.encode(), b"%d" % pool, b"1" if anew else b"")
+        store, slot, epoch, _ = await self.run("join", STORE, *fields)
         assert store == STORE
         self.seats[name] = Seat(slot, epoch)
         return self.seats[name]
 
-    async def tell(self, name: str, kind: int, keys: Sequence[int], prompt_end: int, *, pages: int = 64) -> list[str]:
+    async def tell(
+        self, name: str, kind: int, keys: Sequence[int], prompt_end: int, *, pages: int = 64, soon_ms: int = 0
+    ) -> list[str]:
         backlog = Backlog(1 << 30)
-        backlog.push(Entry(kind, name, 0, pack_keys(keys), prompt_end))
+        backlog.push(Entry(kind, name, 0, pack_keys(keys), prompt_end, soon_ms=soon_ms))
         stale: list[str] = []
         while parts := backlog.next_slice(lambda entry: self.seats[entry.replica], pages):
             arguments = [piece for part in parts for piece in (part.head, part.keys)]
@@ -61,17 +67,20 @@ class Store:
     async def ask(self, keys: Sequence[int], *names: str) -> list[Match]:
         slots = pack_slots(self.seats[name].slot for name in names)
         reply = await self.run("consult", STORE, b"me", slots, pack_keys(keys))
-        return [match for match, _ in read_matches(reply[0], len(names))]
+        found = [told for told, _ in read_matches(reply[0], reply[1], len(names))]
+        return [Match(told.depth, told.continues) for told in found]
+
+    async def told(self, keys: Sequence[int], *names: str) -> list[Told]:
+        slots = pack_slots(self.seats[name].slot for name in names)
+        reply = await self.run("consult", STORE, b"me", slots, pack_keys(keys))
+        return [told for told, _ in read_matches(reply[0], reply[1], len(names))]
 
 
 @pytest.fixture(params=sorted({"redis-6.2", "valkey-9", "system"} & set(binaries())))
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     async with Server(binaries()[request.param]) as server:
         link = await server.link()
-        loaded = {
-            name: await link.call(b"SCRIPT", b"LOAD", (SCRIPTS / f"shared_{name}.lua").read_bytes())
-            for name in ("join", "record", "consult", "publish")
-        }
+        loaded = {name: await link.call(b"SCRIPT", b"LOAD", script(name)) for name in SCRIPTS}
         yield Store(link, loaded)
         link.close()
 
@@ -294,25 +303,259 @@ async def test_one_call_does_so_much_and_leaves_the_rest(store: Store) -> None:
 async def test_loads_are_leased_and_others_only(store: Store) -> None:
     await store.join("a")
     load = pack_load([(0, Others(3, 2, 50.0, 7.5), 20.0)])
-    assert await store.run("publish", STORE, b"me", b"60000", load, b"") == [b""]
-    assert await store.run("publish", STORE, b"you", b"60000", b"", b"") == [b"", load]
-    assert (await store.run("consult", STORE, b"you", pack_slots([0]), pack_keys([1])))[1:] == [load]
-    assert (await store.run("consult", STORE, b"me", pack_slots([0]), pack_keys([1])))[1:] == [b""]
+    assert await store.run("publish", STORE, b"me", b"60000", load, b"", b"") == [b"", 1]
+    assert await store.run("publish", STORE, b"you", b"60000", b"", b"", b"") == [b"", 1, load]
+    assert (await store.run("consult", STORE, b"you", pack_slots([0]), pack_keys([1])))[2:] == [load]
+    assert (await store.run("consult", STORE, b"me", pack_slots([0]), pack_keys([1])))[2:] == [b""]
     for each, lease in ((b"me", b"0"), (b"you", b"60000")):
-        last = await store.run("publish", STORE, each, lease, b"", b"")
-    assert last == [b""]
+        last = await store.run("publish", STORE, each, lease, b"", b"", b"")
+    assert last == [b"", 1]
 
 
 async def test_a_replica_has_one_writer(store: Store) -> None:
     async def claim(router: bytes, slots: Sequence[int], lease: bytes = b"60000") -> list[int]:
-        return list((await store.run("publish", STORE, router, lease, b"", pack_slots(slots)))[0])
+        return list((await store.run("publish", STORE, router, lease, b"", pack_slots(slots), b""))[0])
 
     await store.join("a")
     assert await claim(b"me", [1, 2]) == [1, 1]
     assert await claim(b"you", [1, 2, 3]) == [0, 0, 1]
     assert await claim(b"me", [1, 2, 3]) == [1, 1, 0]
-    assert await claim(b"me", [1, 2, 3], b"0") == [0, 0, 0]
+    await store.run("publish", STORE, b"me", b"0", b"", b"", pack_slots([1, 2, 3]))
     assert await claim(b"you", [1, 2, 3]) == [1, 1, 1]
+
+
+class Writer:
+    """Tells what an engine holds, as its events would say."""
+
+    def __init__(self, store: Store, name: str, router: bytes = b"me") -> None:
+        self.store = store
+        self.name = name
+        self.router = router
+        self.known = ToldKnown(100_000, 100_000)
+        self.known.trust()
+        self.contents = Contents(self.known)
+
+    async def claim(self, lease: bytes = b"60000") -> bool:
+        slots = pack_slots([self.store.seats[self.name].slot])
+        return bool((await self.store.run("publish", STORE, self.router, lease, b"", slots, b""))[0][0])
+
+    async def give_up(self) -> None:
+        slots = pack_slots([self.store.seats[self.name].slot])
+        await self.store.run("publish", STORE, self.router, b"60000", b"", b"", slots)
+
+    async def tell(self, lease: bytes = b"60000") -> int:
+        done = 0
+        while self.contents.waiting(seat := self.store.seats[self.name], 0.0, 1e9):
+            pieces = self.contents.next_slice(0.0)
+            done = await self.store.run("contents", STORE, b"3600", self.router, lease, pack_seat(seat), *pieces)
+            self.contents.told(done)
+            if done < 0:
+                break
+        return done
+
+    def stored(self, keys: Sequence[int], first: int = 0) -> None:
+        self.known.stored(keys[first:], keys[first - 1] if first else None, medium="GPU", group=0, scale=1)
+
+    def removed(self, *keys: int) -> None:
+        self.known.removed(keys, medium="GPU", group=0)
+
+
+async def writer(store: Store, name: str = "a") -> Writer:
+    await store.join(name)
+    made = Writer(store, name)
+    assert await made.claim()
+    return made
+
+
+async def test_contents_are_what_events_said(store: Store) -> None:
+    one = await writer(store)
+    keys = chain(1, 700)
+    one.stored(keys)
+    await one.tell()
+    assert await store.told(keys, "a") == [Told(700, exact=True)]
+    one.removed(*keys[:349:-1])
+    await one.tell()
+    assert await store.told(keys, "a") == [Told(350, exact=True)]
+    one.removed(keys[100])
+    await one.tell()
+    assert await store.told(keys, "a") == [Told(100, exact=True)]
+    one.stored(keys[:101], 100)
+    await one.tell()
+    assert await store.told(keys, "a") == [Told(350, exact=True)]
+
+
+async def test_what_was_presumed_goes_when_all_is_told(store: Store) -> None:
+    keys, real = chain(1, 300), chain(2, 40)
+    await store.join("a")
+    await store.join("b")
+    for name in ("a", "b"):
+        await store.tell(name, RECORD, keys, 299)
+    one = await writer(store)
+    one.stored(real)
+    assert await store.told(keys, "a", "b") == [Told(300), Told(300)]
+    await one.tell()
+    assert await store.told(keys, "a", "b") == [Told(0, exact=True), Told(300)]
+    assert await store.told(real, "a") == [Told(40, exact=True)]
+    state = f"{{test}}:r:{store.seats['a'].slot}"
+    assert await store.link.call(b"HGET", state.encode(), b"total") == b"40"
+
+
+async def test_a_prompt_on_its_way_counts_for_a_while_and_never_longer(store: Store) -> None:
+    one = await writer(store)
+    keys = chain(1, 700)
+    one.stored(keys[:133])
+    await one.tell()
+    await store.tell("a", RECORD, keys, 699, soon_ms=60_000)
+    # It goes on from the page in which what is held ends.
+    assert await store.told(keys, "a") == [Told(133, exact=True, soon_from=128, soon=700)]
+    other = keys[:500] + chain(2, 100)
+    assert await store.told(other, "a") == [Told(133, exact=True, soon_from=128, soon=500)]
+    assert await store.told(chain(3, 30), "a") == [Told(0, exact=True)]
+    # What is computed after all is told, and when it goes nobody waits for it any more.
+    one.stored(keys[:400], 133)
+    await one.tell()
+    assert await store.told(keys, "a") == [Told(400, exact=True, soon_from=128, soon=700)]
+    one.stored(keys, 400)
+    one.removed(*keys[:299:-1])
+    await one.tell()
+    assert await store.told(keys, "a") == [Told(300, exact=True)]
+    # Over by itself.
+    fresh = chain(4, 100)
+    await store.tell("a", RECORD, fresh, 99, soon_ms=1)
+    begun = await store.link.call(b"TIME")
+    while (await store.link.call(b"TIME"))[0] == begun[0]:
+        pass
+    assert await store.told(fresh, "a") == [Told(0, exact=True)]
+    assert [key for key in await store.link.call(b"KEYS", b"*:s:*") if pack_keys(fresh[:1]) in key] == []
+
+
+async def test_a_prompt_that_is_taken_back_is_waited_for_no_longer(store: Store) -> None:
+    one = await writer(store)
+    keys = chain(1, 300)
+    one.stored(keys[:50])
+    await one.tell()
+    await store.tell("a", RECORD, keys, 299, soon_ms=60_000)
+    await store.tell("a", FORGET, keys, 50)
+    assert await store.told(keys, "a") == [Told(50, exact=True)]
+    one.removed(*keys[49:39:-1])
+    await one.tell()
+    assert await store.told(keys, "a") == [Told(40, exact=True)]
+
+
+async def test_a_restart_ends_what_was_on_its_way_too(store: Store) -> None:
+    one = await writer(store)
+    keys = chain(1, 100)
+    one.stored(keys)
+    await one.tell()
+    await store.tell("a", RECORD, keys + chain(2, 50), 149, soon_ms=60_000)
+    old = store.seats["a"]
+    new = await store.join("a", start="2")
+    assert await store.told(keys, "a") == [Told(0)]
+    store.seats["a"] = old
+    one.contents.anew()
+    assert await one.tell() == -1
+    store.seats["a"] = new
+    one.known.restart()
+    one.known.trust()
+    assert await one.tell() > 0
+    assert await store.told(keys + chain(2, 50), "a") == [Told(0, exact=True)]
+
+
+async def test_turns_that_end_are_told_from_what_others_share(store: Store) -> None:
+    one = await writer(store)
+    prompt = chain(1, 20)
+    answered = chain(2, 11, prompt)
+    one.stored(answered)
+    await one.tell()
+    await store.tell("a", ENDED, answered, 19)
+    assert await store.told(answered + chain(3, 5), "a") == [Told(31, continues=True, exact=True)]
+    assert await store.told(prompt, "a") == [Told(20, exact=True)]
+    await store.tell("a", RECORD, answered + chain(3, 5), 35, soon_ms=60_000)
+    assert await store.told(answered + chain(4, 5), "a") == [Told(31, exact=True)]
+
+
+async def test_only_the_writer_tells(store: Store) -> None:
+    one = await writer(store)
+    keys = chain(1, 40)
+    one.stored(keys)
+    await one.tell()
+    two = Writer(store, "a", b"you")
+    assert not await two.claim()
+    two.stored(keys[:10])
+    assert await two.tell() == -2
+    assert await store.told(keys, "a") == [Told(40, exact=True)]
+    await one.give_up()
+    # Nobody tells: what was told is presumed.
+    assert await store.told(keys, "a") == [Told(40)]
+    assert await two.claim()
+    assert await store.told(keys, "a") == [Told(40)]
+    await two.tell()
+    assert await store.told(keys, "a") == [Told(10, exact=True)]
+    one.stored(keys[:11], 10)
+    assert await one.tell() == -2
+
+
+async def test_what_a_writer_told_is_presumed_when_it_is_gone(store: Store) -> None:
+    await store.join("a", pool=640)
+    one = Writer(store, "a")
+    assert await one.claim()
+    chains = [chain(n, 40) for n in range(16)]
+    for keys in chains:
+        one.stored(keys)
+    await one.tell()
+    await one.give_up()
+    assert [told.depth for keys in chains for told in await store.told(keys, "a")] == [40] * 16
+    # The pool is full: what comes now takes the place of what was stored first.
+    await store.tell("a", RECORD, chain(99, 80), 79)
+    assert await store.told(chain(99, 80), "a") == [Told(80)]
+    depths = [(await store.told(keys, "a"))[0].depth for keys in chains]
+    assert depths[0] < 40
+    assert depths[4:] == [40] * 12
+
+
+async def test_a_page_where_many_chains_part_says_that_there_is_more(store: Store) -> None:
+    one = await writer(store)
+    head = chain(1, 5)
+    for n in range(20):
+        one.stored(head + chain(10 + n, 4), 5 if n else 0)
+    await one.tell()
+    assert await store.told(head + chain(29, 4), "a") == [Told(9, exact=True, open=True)]
+    assert await store.told(head + chain(10, 4), "a") == [Told(5, exact=True, open=True)]
+
+
+async def test_random_lives_of_engines_are_told_exactly(store: Store) -> None:
+    """Two replicas with events and one without; passes at any time; what is asked is as it is known."""
+    draw = random.Random(23)
+    writers = [await writer(store, name) for name in ("a", "b")]
+    await store.join("c")
+    index = Index()
+    index.size("c", 100_000)
+    chains: list[list[int]] = [chain(0, 37)]
+    for step in range(250):
+        keys = chain(step + 1, draw.randint(1, 50), draw.choice(chains)[: draw.randint(0, 120)])
+        chains.append(keys)
+        which = draw.choice(writers)
+        held = which.known.depth(keys, 0.0)
+        which.stored(keys, held)
+        if draw.random() < 0.5:
+            victim = draw.choice(chains)
+            depth = which.known.depth(victim, 0.0)
+            which.removed(*victim[draw.randint(0, depth) : depth][::-1])
+        if draw.random() < 0.3:
+            index.record("c", keys)
+            await store.tell("c", RECORD, keys, len(keys) - 1)
+        if draw.random() < 0.05:
+            which.contents.anew()
+        if draw.random() < 0.4:
+            for each in writers:
+                await each.tell()
+            for keys in draw.sample(chains, min(len(chains), 5)):
+                told = await store.told(keys, "a", "b", "c")
+                for each, found in zip(writers, told, strict=False):
+                    truth = each.known.depth(keys, 0.0)
+                    assert found.exact
+                    assert found.depth == truth or (found.open and found.depth < truth)
+                assert told[2].depth <= index.match("c", keys).depth
 
 
 def test_a_load_ages() -> None:
