@@ -224,6 +224,8 @@ class HandOver:
             self.divided.dispatch.end(self.divided.clock(), prefill)
         if outcome.ending not in SHOWN:
             fallbacks.labels("decode_lost" if outcome.ending is not Ending.REFUSED else "decode_refused").inc()
+            # The other one did its part, and holds the prompt now: it may do so again, for another to answer.
+            self._tried.pop()
         return outcome
 
 

