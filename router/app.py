@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import sys
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from router import logs
+from router.access import AccessLog, refused_line
 from router.admin.api import application
 from router.admin.serving import serve, serve_privately
 from router.choose.dispatch import Dispatch
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from router.fleet.replica import Replica
     from router.fleet.subscription import Source
     from router.index.shared_link import Target
+    from router.wire.front import Front
     from router.worker import Place
 
 log = logging.getLogger("warmroute")
@@ -150,6 +153,9 @@ class Router:
             shared=self.shared,
         )
         self._journey = journey
+        if settings.log.access_log:
+            journey.access = AccessLog(settings.log.access_log)
+        self._stack.callback(self._close_access)
         self._stack.push_async_callback(journey.divided.close)
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -159,7 +165,7 @@ class Router:
             lacking=self.fleet.lacking,
             metrics=self._page if self._place is None else self._place.metrics,
         )
-        self.door = Door(own.serve, _limits(settings), functools.partial(self.telemetry.request, "refused"))
+        self.door = Door(own.serve, _limits(settings), self._refused)
         self.door.keys = self._credentials.clients
         # From here on clients can connect; they are let in once it is known who is there to serve them.
         listening = bind(listen.host, listen.port, together=self._place is not None)
@@ -259,6 +265,9 @@ class Router:
             settings, changed, fixed = reloaded(self.settings, wanted)
             credentials, sources = Credentials.read(settings), _event_sources(settings)
             _check_admin(settings, credentials)
+            access = self._journey.access if self._journey is not None else None
+            if "access_log" in changed:
+                access = AccessLog(settings.log.access_log) if settings.log.access_log else None
             for name in fixed:
                 log.warning("%s is read at start alone: a restart is needed for another one", name)
             assert self.door is not None
@@ -269,6 +278,12 @@ class Router:
             self.settings, self._credentials = settings, credentials
             self.door.limits, self.door.keys = _limits(settings), credentials.clients
             self._journey.rules = _rules(settings, credentials)
+            if "access_log" in changed:
+                self._close_access()
+                self._journey.access = access
+            elif access is not None:
+                access.reopen()
+            logs.set_level(settings.log.log_level)
             # Pools and probes hold on to the one context that there is.
             for_replicas(settings, self._replica_tls)
             if encrypted or credentials.front is not None:
@@ -310,6 +325,16 @@ class Router:
             self.admin_address = await serve(self._stack, app, admin.admin_host, admin.admin_port)
         else:
             await serve_privately(self._stack, app, place.socket)
+
+    def _close_access(self) -> None:
+        if self._journey is not None and self._journey.access is not None:
+            self._journey.access.close()
+
+    def _refused(self, status: int, client: Front) -> None:
+        """A client was turned away before there was a request."""
+        self.telemetry.request("refused", status)
+        if self._journey is not None and self._journey.access is not None:
+            self._journey.access.write(refused_line(client, status, now=time.time()))
 
     async def _page(self) -> bytes:
         return self.telemetry.page()
@@ -480,6 +505,10 @@ class Router:
         connections.add_metric([], len(door.connections) if door else 0)
         held = GaugeMetricFamily("warmroute_buffered_bytes", "Request bodies held.")
         held.add_metric([], door.held_bytes if door else 0)
+        if self._journey is not None and (access := self._journey.access) is not None:
+            yield CounterMetricFamily(
+                "warmroute_access_log_dropped_lines", "Lines that found no room.", float(access.dropped)
+            )
         rate = GaugeMetricFamily("warmroute_prefill_tokens_per_second", "The prefill rate assumed for the fleet.")
         rate.add_metric([], 1000 / self.rates.token_ms)
         yield from (connections, held, rate)

@@ -9,6 +9,7 @@ import difflib
 import functools
 import json
 import logging
+import os
 import resource
 import signal
 import sys
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from router import logs
 from router.app import Router
-from router.config import SECTIONS, ConfigError, Leaf, Settings, leaves, load
+from router.config import CONFIG_ENV, SECTIONS, ConfigError, Leaf, Settings, leaves, load
 from router.index.shared_embedded import end_with_parent
 from router.supervisor import Supervisor
 from router.worker import Place
@@ -50,9 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "explain":
         return explain(arguments)
     flags = {leaf.name: value for leaf in leaves() if (value := getattr(arguments, leaf.name)) is not None}
-    read = functools.partial(
-        load, replicas=arguments.replica, file=Path(arguments.config) if arguments.config else None, flags=flags
-    )
+    config = arguments.config or os.environ.get(CONFIG_ENV)
+    read = functools.partial(load, replicas=arguments.replica, file=Path(config) if config else None, flags=flags)
     return _run(read)
 
 
@@ -66,9 +67,10 @@ def _work(number: str, directory: str, supervisor: str) -> int:
 def _run(read: Callable[[], Settings], place: Place | None = None) -> int:
     try:
         settings = read()
-        who = "" if place is None else f"worker {place.number}: "
-        logging.basicConfig(
-            level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s: {who}%(message)s", stream=sys.stderr
+        logs.configure(
+            level=settings.log.log_level,
+            form=settings.log.log_format,
+            worker=None if place is None else place.number,
         )
         if settings.listen.workers > 1 and place is None:
             return uvloop.run(_supervise(settings, read))
@@ -94,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     serve.add_argument("replica", nargs="*", metavar="URL", help="a replica's base URL, as http://gpu1:8000")
-    serve.add_argument("--config", metavar="FILE", help="a YAML file of settings")
+    serve.add_argument("--config", metavar="FILE", help=f"a YAML file of settings (or {CONFIG_ENV})")
     groups = {section: serve.add_argument_group(section, struct.__doc__ or "") for section, struct in SECTIONS.items()}
     for leaf in leaves():
         default = "unset" if leaf.default in (None, "") else leaf.default

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import math
+import secrets
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, time
 from typing import TYPE_CHECKING
 
+from router.access import AccessLog, Trail, line
 from router.choose.explanation import Explanation
 from router.choose.split import decider
 from router.divided import Divided, FellBackError
@@ -144,24 +147,35 @@ class Journey:
             connectors=connectors,
             handoff=handoff,
         )
+        self.access: AccessLog | None = None
+        # Ids of requests that bring none: unlike any other process's, and cheap.
+        self._ids, self._numbers = secrets.token_hex(8).encode(), itertools.count()
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
 
     async def serve(self, request: Request, client: Front) -> None:
         """Answer one client's request. Cancelled when the client leaves."""
         begun = self._clock()
         ending, status = "failed", 500
+        trail = Trail()
         try:
-            ending, status = await self._serve(request, client)
+            ending, status = await self._serve(request, client, trail)
         except asyncio.CancelledError:
             ending, status = "left", 0
             raise
         finally:
+            ended = self._clock()
             self._telemetry.request(ending, status)
-            self._telemetry.duration.observe(self._clock() - begun)
+            self._telemetry.duration.observe(ended - begun)
+            if self.access is not None:
+                trail.began, trail.ended, trail.ending, trail.status = begun, ended, ending, status
+                self.access.write(line(request, client, trail, now=time()))
 
-    async def _serve(self, request: Request, client: Front) -> tuple[str, int]:
+    async def _serve(self, request: Request, client: Front, trail: Trail) -> tuple[str, int]:
         """How it ended, and the status that the client was told."""
         rules = self.rules
+        if not request.id:
+            request.id = b"%s%016x" % (self._ids, next(self._numbers))
+            request.headers = [*request.headers, (b"X-Request-Id", request.id)]
         if rules.replica_headers:
             request.headers = [*request.headers, *rules.replica_headers]
         body = request.body
@@ -189,6 +203,7 @@ class Journey:
             evidence=Evidence(self._clock),
             hand_over=self.divided.offer(request, prompt, body, rank) if self._fleet.divided else None,
         )
+        trail.model, trail.stream, trail.tried = ask.model, ask.stream, course.tried
         while len(course.tried) < rules.max_attempts and self._clock() < course.deadline:
             outside = None
             if self._shared is not None:
@@ -198,6 +213,8 @@ class Journey:
             if not replicas:
                 break
             leg = self._choose(course.prompt, replicas, _computing(course.hand_over), rank, outside)
+            leg.request_id = request.id
+            trail.legs.append(leg)
             if not course.tried:
                 self._telemetry.decision.observe(perf_counter() - begun)
             if (told := await self._send(course, leg)) is not None:

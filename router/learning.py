@@ -45,6 +45,7 @@ class Learning:
     def first_token(self, leg: Leg) -> None:
         """The first byte of a streamed answer: the engine is through with the prefill."""
         now, placement = self._clock(), leg.placement
+        leg.first_token_at = now
         if leg.split is None:
             self._dispatch.first_token(now, placement)
         else:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from router.wire.attempts import Attempt
     from router.wire.http import Head, Headers, Request
 
+REQUEST_ID = b"x-request-id"
 RANK_HEADER = b"X-data-parallel-rank"
 
 
@@ -42,6 +43,10 @@ class Leg:
         self.prompt = prompt
         self.split = split
         self._rank_given = rank_given
+        self.request_id = b""
+        """What the client knows it by."""
+        self.first_token_at: float | None = None
+        """When the first token of a stream came, by the loop's clock."""
         self.placement = placement
         self.may_retry: Callable[[int], bool] = lambda _: False
         self.may_move: Callable[[], bool] = lambda: False
@@ -53,6 +58,7 @@ class Leg:
         self._first_token = first_token
         self._show_choice = show_choice
         self._watch: Watch | None = None
+        self._answer: Answer | None = None
         self._streamed = False
         self._begun = FirstEvent()
         self._opening = Opening() if split is not None else None
@@ -86,9 +92,15 @@ class Leg:
                 self._watch = EventWatch()
             elif kind.startswith(b"application/json"):
                 self._watch = JsonWatch()
+        shown: Headers = []
+        if self.split is not None:
+            # What the engines know it by may be another name.
+            head.headers = [header for header in head.headers if header[0].lower() != REQUEST_ID]
+        if self.request_id and head.header(REQUEST_ID) is None:
+            shown.append((b"X-Request-Id", self.request_id))
         if not self._show_choice:
-            return []
-        shown = [
+            return shown
+        shown += [
             (b"x-warmroute-replica", replica.name.encode("latin-1")),
             (b"x-warmroute-predicted-tokens", b"%d" % self.prefilled.decision.candidate.hit),
         ]
@@ -118,7 +130,10 @@ class Leg:
             self._watch.feed(piece)
 
     def answer(self) -> Answer | None:
-        return self._watch.answer() if self._watch is not None else None
+        """What the answer said, as far as it has come. A whole one is read once."""
+        if self._answer is None and self._watch is not None:
+            self._answer = self._watch.answer()
+        return self._answer
 
     def said(self) -> Said | None:
         """What the client has been given; None where that was not watched."""

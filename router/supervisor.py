@@ -23,6 +23,7 @@ import orjson
 from aiohttp import web
 
 import router
+from router import logs
 from router.admin.api import application
 from router.admin.serving import serve, serve_privately
 from router.config import ConfigError, Settings, reloaded
@@ -219,6 +220,7 @@ class Supervisor:
         for name in fixed:
             log.warning("%s is read at start alone: a restart is needed for another one", name)
         self.settings = settings
+        logs.set_level(settings.log.log_level)
         self._tell_settings()
         self._send(signal.SIGHUP)
 

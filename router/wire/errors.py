@@ -24,7 +24,7 @@ class Refusal:
             {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
         )
 
-    def response(self, *, close: bool, head_only: bool = False) -> bytes:
+    def response(self, *, close: bool, head_only: bool = False, request_id: bytes = b"") -> bytes:
         body = self.body
         lines = [
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
@@ -35,6 +35,8 @@ class Refusal:
             lines.append(f"Retry-After: {self.retry_after}")
         if self.status == 401:
             lines.append("WWW-Authenticate: Bearer")  # RFC 9110 11.6.1 asks for it
+        if request_id:
+            lines.append(f"X-Request-Id: {request_id.decode('latin-1')}")
         if close:
             lines.append("Connection: close")
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -72,8 +72,8 @@ class Door:
 
     serve: Callable[[Request, Front], Coroutine[Any, Any, None]]
     limits: Limits
-    refused: Callable[[int], None] = lambda _: None
-    """Told the status of what was refused before it was a request."""
+    refused: Callable[[int, Front], None] = lambda *_: None
+    """Told the status of what was refused before it was a request, and whose it was."""
     keys: Keys | None = None
     """Those who may enter; None lets in everybody."""
     connections: set[Front] = field(default_factory=set)
@@ -117,6 +117,7 @@ class Front(asyncio.Protocol):
         "_head_since",
         "_head_size",
         "_headers",
+        "_id",
         "_in_body",
         "_key",
         "_lingering",
@@ -138,6 +139,7 @@ class Front(asyncio.Protocol):
         "finished",
         "gone",
         "peer",
+        "sent",
         "started",
     )
 
@@ -153,6 +155,7 @@ class Front(asyncio.Protocol):
         self._target = b""
         self._headers: Headers = []
         self._key = ""
+        self._id = b""
         self._body: list[bytes] = []
         self._body_size = 0
         self._head_seen = 0  # bytes fed since the last message's end
@@ -172,6 +175,7 @@ class Front(asyncio.Protocol):
         self._progress = self._loop.time()
         self._tick: asyncio.TimerHandle | None = None
         self.peer = ""  # where the client is
+        self.sent = 0  # bytes of the current answer, its head and framing among them
         self.gone = False
         self.started = False  # the current answer's head has been written
         self.finished = False  # the current answer is whole
@@ -292,6 +296,7 @@ class Front(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._target = b""
+        self._id = b""
         self._headers = []
         self._drop_body()
         self._in_body = False
@@ -331,6 +336,8 @@ class Front(asyncio.Protocol):
                 lengths = int(value)  # llhttp has proven it to be digits
             elif lower == b"expect" and value.lower() == b"100-continue":
                 expects = True
+            elif lower == b"x-request-id" and not self._id:
+                self._id = value
             elif lower == b"transfer-encoding":
                 codings.append(value.strip().lower())
         if self._refusal is not None:
@@ -405,6 +412,7 @@ class Front(asyncio.Protocol):
                 http11=self._parser.get_http_version() == "1.1",
                 keep_alive=self._parser.should_keep_alive(),
                 key=self._key,
+                id=self._id,
             )
         )
         self._body = []
@@ -425,6 +433,7 @@ class Front(asyncio.Protocol):
             return  # resume_writing goes on
         request = self._request = self._ready.popleft()
         self.started = self.finished = False
+        self.sent = 0
         self._task = self._loop.create_task(self._door.serve(request, self))
         # Not a `finally` inside the task: one that is cancelled before its first step never runs at all.
         self._task.add_done_callback(functools.partial(self._served, request))
@@ -477,7 +486,7 @@ class Front(asyncio.Protocol):
         """Refuse what could not become a request, and end the connection."""
         assert self._transport is not None
         self._lingering = True
-        self._door.refused(refusal.status)
+        self._door.refused(refusal.status, self)
         self._drop_body()
         self._transport.write(refusal.response(close=True))
         if self._transport.can_write_eof():
@@ -485,6 +494,11 @@ class Front(asyncio.Protocol):
         self._loop.call_later(LINGER_SECONDS, self._transport.abort)
 
     # -- the answer ---------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """Of the request that is arriving, as far as it has come; without its query."""
+        return self._target.partition(b"?")[0].decode("latin-1")
 
     @property
     def stalled(self) -> bool:
@@ -516,6 +530,7 @@ class Front(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         if not self.gone and self._transport is not None:
+            self.sent += len(data)
             self._transport.write(data)
 
     def finish(self, *, close: bool = False) -> None:
@@ -533,7 +548,9 @@ class Front(asyncio.Protocol):
         close = not self.keep_alive
         head_only = request is not None and request.method == b"HEAD"
         self.begin()
-        self.write(refusal.response(close=close, head_only=head_only))
+        self.write(
+            refusal.response(close=close, head_only=head_only, request_id=b"" if request is None else request.id)
+        )
         self.finish()
 
     def cut(self) -> None:

@@ -40,6 +40,8 @@ class Request:
     keep_alive: bool
     key: str = ""
     """The name of the client's API key, where keys are asked for."""
+    id: bytes = b""
+    """The client's X-Request-Id, or one that was made for it."""
 
     @property
     def path(self) -> str:
