@@ -80,17 +80,7 @@ class ChatTemplate:
 
     def thinking_off(self) -> str:
         """The `reasoning_effort` by which vLLM tells a template not to think: "low" where "none" does nothing."""
-
-        def probe(effort: str) -> str | None:
-            extra = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-            try:
-                return self.render([{"role": "user", "content": "Hi"}], extra=extra)
-            except TemplateError:
-                return None
-
-        none = probe("none")
-        same = none is None or any(probe(effort) == none for effort in ("low", "medium", "high", "xhigh", "max"))
-        return "low" if same else "none"
+        return tried_efforts(lambda extra: self.render([{"role": "user", "content": "Hi"}], extra=extra))
 
     def _compile(self, tools: list[Any] | None, template: str | None) -> _Compiled:
         if template is not None:
@@ -172,6 +162,20 @@ class ChatTemplate:
             **given,
             "add_generation_prompt": add_generation_prompt,
         }
+
+
+def tried_efforts(render: Callable[[dict[str, Any]], str]) -> str:
+    """The `reasoning_effort` that asks for no thinking: "none" where it makes a difference to a prompt, else "low"."""
+
+    def probe(effort: str) -> str | None:
+        try:
+            return render({"reasoning_effort": effort, "enable_thinking": effort != "none"})
+        except TemplateError:
+            return None
+
+    none = probe("none")
+    same = none is None or any(probe(effort) == none for effort in ("low", "medium", "high", "xhigh", "max"))
+    return "low" if same else "none"
 
 
 def conversation(
@@ -262,6 +266,12 @@ _MEDIA = frozenset(
 )
 
 
+def medium(part: dict[str, Any], media_begin: str) -> str:
+    """The name of an image or another medium, by all that the request says of it."""
+    what = hashlib.sha256(json.dumps(part, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{media_begin}{MEDIUM}{what}"
+
+
 def _is_medium(part: object) -> bool:
     return isinstance(part, dict) and str(part.get("type")) in _MEDIA
 
@@ -273,8 +283,7 @@ def _text_part(part: object, media_begin: str) -> dict[str, Any] | None:
     if not isinstance(part, dict):
         raise TemplateError("a content part is text or an object")
     if _is_medium(part):
-        what = hashlib.sha256(json.dumps(part, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
-        return {"type": "text", "text": f"{media_begin}{MEDIUM}{what}"}
+        return {"type": "text", "text": medium(part, media_begin)}
     if (member := _TEXT_OF_PART.get(str(part.get("type")))) is None:
         raise TemplateError("only text and media can be read here; other parts are the engine's to expand")
     text = part.get(member)
@@ -306,14 +315,19 @@ def _tool_calls(calls: object) -> list[dict[str, Any]]:
     for call in calls:
         if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
             raise TemplateError("a tool call is an object with a function")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except ValueError:
-                arguments = {}
-        seen.append({**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}})
+        arguments = parsed_arguments(function.get("arguments"))
+        seen.append({**call, "function": {**function, "arguments": arguments}})
     return seen
+
+
+def parsed_arguments(arguments: object) -> dict[str, Any]:
+    """A tool call's arguments, JSON text in a request, as the object that vLLM makes of them."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _tool(tool: object) -> object:

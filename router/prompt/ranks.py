@@ -9,22 +9,69 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+
+_SECRET = secrets.token_hex(8)
+
+_OLD_CONTROL_TOKENS = {
+    token: rank
+    for rank, token in enumerate(
+        (
+            "<unk>",
+            "<s>",
+            "</s>",
+            "[INST]",
+            "[/INST]",
+            "[AVAILABLE_TOOLS]",
+            "[/AVAILABLE_TOOLS]",
+            "[TOOL_RESULTS]",
+            "[/TOOL_RESULTS]",
+            "[TOOL_CALLS]",
+            "[IMG]",
+            "<pad>",
+            "[IMG_BREAK]",
+            "[IMG_END]",
+            "[PREFIX]",
+            "[MIDDLE]",
+            "[SUFFIX]",
+            "[SYSTEM_PROMPT]",
+            "[/SYSTEM_PROMPT]",
+            "[TOOL_CONTENT]",
+        )
+    )
+}
+"""Those of a tekken.json that names none (mistral-common tokens/tokenizers/tekken.py `DEPRECATED_SPECIAL_TOKENS`)."""
 
 
 class RanksError(Exception):
     """The file isn't what its name says; one line."""
 
 
-def tekken(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a tekken.json. Special tokens are never found in text, as with mistral's own tokenizer; the
-    begin-of-text token is put before it where special tokens are asked for. Raises RanksError."""
+@dataclass(frozen=True, slots=True)
+class Tekken:
+    """What a tekken.json holds. `tokens`: by which name the tokenizer finds each control token in a text, by its own
+    text: no client can know these names. `efforts`: what the model takes as reasoning_effort, and its default."""
+
+    engine: tokenizers.Tokenizer
+    version: str
+    tokens: dict[str, str]
+    end: int
+    efforts: tuple[frozenset[str], str | None]
+
+
+def tekken(path: Path) -> Tekken:
+    """The tokenizer of a tekken.json. Control tokens spelled out in a text are text, as with mistral's own tokenizer;
+    the begin-of-text token is put before it where special tokens are asked for. Raises RanksError."""
     try:
         whole: dict[str, Any] = json.loads(path.read_bytes())
         config = whole["config"]
@@ -32,19 +79,33 @@ def tekken(path: Path) -> tokenizers.Tokenizer:
         size = int(config["default_vocab_size"]) - special
         ranks = {base64.b64decode(token["token_bytes"]): int(token["rank"]) for token in whole["vocab"][:size]}
         pattern = str(config["pattern"])
-        given = {token["token_str"]: int(token["rank"]) for token in whole.get("special_tokens") or ()}
-        begin = given["<s>"] if given else 1
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        listed = whole.get("special_tokens")
+        given = {str(t["token_str"]): int(t["rank"]) for t in listed} if listed else _OLD_CONTROL_TOKENS
+        given = {token: rank for token, rank in given.items() if rank < special}
+        effort = (whole.get("model_settings_builder") or {}).get("reasoning_effort") or {}
+        efforts = frozenset(map(str, effort.get("values") or ())), effort.get("default")
+        begin, end = given["<s>"], given["</s>"]
+    except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as error:
         raise RanksError(f"{path} is no tekken file: {type(error).__name__} {error}") from None
-    return _engine(ranks, pattern, special, begin)
+    if set(ranks.values()) != set(range(size)):
+        raise RanksError(f"{path} is no tekken file: its ranks do not count from 0 to {size - 1}")
+    # All of them, as a faster tokenizer asks for ids without a gap.
+    all_names = [f"\ue0f3{_SECRET}{rank}\ue0f4" for rank in range(special)]
+    names = {token: all_names[rank] for token, rank in given.items()}
+    engine = _engine({token: rank + special for token, rank in ranks.items()}, pattern, all_names, names.values())
+    first = names["<s>"]
+    engine.post_processor = processors.TemplateProcessing(single=[first, "$A"], special_tokens=[(first, begin)])
+    return Tekken(engine, str(config.get("version")), names, end, efforts)
 
 
-def _engine(ranks: dict[bytes, int], pattern: str, special: int, begin: int) -> tokenizers.Tokenizer:
+def _engine(
+    ranks: dict[bytes, int], pattern: str, first: Sequence[str], special: Iterable[str]
+) -> tokenizers.Tokenizer:
+    """Byte-level BPE of tokens with these ids, which grow as their ranks do. `first`: what has the ids from 0 on;
+    `special`: which of these are found in a text."""
     written = {token: "".join(map(_AS_TEXT.__getitem__, token)) for token in ranks}
-    vocabulary = {written[token]: rank + special for token, rank in ranks.items()}
-    # No text has this name: bytes are written without spaces.
-    start = " <s>"
-    vocabulary[start] = begin
+    vocabulary = {written[token]: rank for token, rank in ranks.items()}
+    vocabulary |= {token: i for i, token in enumerate(first)}
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         pairs = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks]
@@ -60,7 +121,7 @@ def _engine(ranks: dict[bytes, int], pattern: str, special: int, begin: int) -> 
         ]
     )
     engine.decoder = decoders.ByteLevel()
-    engine.post_processor = processors.TemplateProcessing(single=[start, "$A"], special_tokens=[(start, begin)])
+    engine.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
     return engine
 
 

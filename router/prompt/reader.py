@@ -13,6 +13,7 @@ from router.prompt.blocks import ByteHasher, Hasher
 from router.prompt.bodies import Bodies, State
 from router.prompt.chat import MEDIUM, TemplateError, conversation
 from router.prompt.memo import Memo, Row, ids_in_pieces, seed, settled_in
+from router.prompt.mistral import MistralChat
 from router.prompt.segments import MIN_PIECE
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ class Reader:
         """The mode in words for people."""
         if self.tokenizer is None:
             return f"bytes, {BYTES_PER_TOKEN} per token"
-        chats = "" if self.tokenizer.chat_template is not None else " (it has no chat template: chats only by likeness)"
+        written = self.tokenizer.chat_template
+        chats = "" if written is not None else " (it has no chat template: chats only by likeness)"
+        if isinstance(written, MistralChat):
+            chats = f" (chats in mistral's format, version {written.version})"
         return f"tokens: {self.tokenizer.name}{chats}"
 
     @property

@@ -12,6 +12,7 @@ import tokenizers.processors
 
 from router.prompt import fast, ranks
 from router.prompt.chat import ChatTemplate
+from router.prompt.mistral import VERSIONS, MistralChat
 from router.prompt.segments import Cutter, holds, marks_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Tokenizer:
         name: str,
         engine: tokenizers.Tokenizer,
         *,
-        chat_template: ChatTemplate | None = None,
+        chat_template: ChatTemplate | MistralChat | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         # A prompt is never cut or padded to the length that some training run once set.
@@ -73,7 +74,9 @@ class Tokenizer:
         Only tokenizer.json is needed. Raises TokenizerError.
         """
         path = directory / "tokenizer.json"
-        if not path.is_file() and (directory / TEKKEN).is_file():
+        # vLLM takes mistral's own files where the weights are in mistral's own form, too (tokenizers/registry.py).
+        own = not path.is_file() or any(directory.glob("consolidated*.safetensors"))
+        if own and (directory / TEKKEN).is_file():
             return cls._tekken(directory)
         if not path.is_file():
             raise TokenizerError(f"no tokenizer at {directory}: tokenizer.json is missing")
@@ -97,12 +100,17 @@ class Tokenizer:
 
     @classmethod
     def _tekken(cls, directory: Path) -> Tokenizer:
-        """A model of mistral's with its own tokenizer only. Code of its own writes its chats, not a template."""
+        """A model of mistral's with its own tokenizer. Code of its own writes its chats, not a template."""
         try:
-            engine = ranks.tekken(directory / TEKKEN)
+            found = ranks.tekken(directory / TEKKEN)
         except ranks.RanksError as error:
             raise TokenizerError(str(error)) from None
-        return cls(str(directory), engine)
+        chat = None
+        if found.version.removeprefix("v") in map(str, VERSIONS):
+            chat = MistralChat(int(found.version[1:]), found.tokens, found.efforts)
+        else:
+            log.warning("%s: how chats of version %s are written is not known here", directory, found.version)
+        return cls(str(directory), found.engine, chat_template=chat, eos_token_ids=frozenset({found.end}))
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Special tokens spelled out in it count as such, as they do in the engine.

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.prompt.tokens import Tokenizer, TokenizerError
+from tests.prompt.tekken import PATTERN, SPECIAL, TOKENS, tekken
 
-WORDS = [b"th", b"the", b" t", b" the", b"an", b"and", b"\xc3\xa9", b"ab", b"abc", b"bc", b"bcd", b"abcd", b"  ", b"<s"]
-TOKENS = [bytes((b,)) for b in range(256)] + WORDS
-PATTERN = r" ?[a-z]+| ?[^\sa-z]+|\s+"
-SPECIAL, BEGIN = 10, 1
-
-
-def tekken() -> dict[str, Any]:
-    vocabulary = [{"rank": i, "token_bytes": base64.b64encode(t).decode()} for i, t in enumerate([*TOKENS, b"cut off"])]
-    size = SPECIAL + len(TOKENS)
-    config = {"pattern": PATTERN, "default_vocab_size": size, "default_num_special_tokens": SPECIAL}
-    return {"config": config, "vocab": vocabulary}
+BEGIN = 1
 
 
 @lru_cache(maxsize=1)
 def tokenizer() -> Tokenizer:
     with TemporaryDirectory() as directory:
-        (Path(directory) / "tekken.json").write_text(json.dumps(tekken()))
+        (Path(directory) / "tekken.json").write_text(json.dumps(tekken("v3")))
         return Tokenizer.load(Path(directory))
 
 
@@ -63,9 +52,8 @@ def test_merges_follow_the_ranks(text: str) -> None:
 
 
 def test_what_it_knows() -> None:
-    assert tokenizer().cutter.marks == ()
-    assert tokenizer().chat_template is None
     assert tokenizer().bounds is not None
+    assert tokenizer().eos_token_ids == {2}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"config": {}, "vocab": []}'])

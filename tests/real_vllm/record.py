@@ -1,6 +1,7 @@
 """Write what real vLLM answers into tests/data/vllm, where the tests that need no engine read it.
 
 hash_vectors.json   digests by vLLM's own hash functions
+mistral.jsonl       chats in mistral's own format with the token ids that vLLM made of them
 prompts.jsonl       requests of every shape with the token ids that vLLM made of them
 kv_events.jsonl     batches of KV events under every hash algorithm
 metrics.txt         /metrics after some traffic
@@ -252,11 +253,18 @@ def record_hashes(python: Path) -> None:
     (DATA / "hash_vectors.json").write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
 
 
+def record_mistral(python: Path) -> None:
+    script = str(HERE / "mistral_chats.py")
+    output = subprocess.run([str(python), script], check=True, capture_output=True, text=True)
+    (DATA / "mistral.jsonl").write_text(output.stdout, encoding="utf-8")
+
+
 def record(directory: Path, replica: Replica, logs: Path) -> None:
     """Everything. `replica` is a running one; more are started for what it can't show."""
     DATA.mkdir(parents=True, exist_ok=True)
     python = vllm_python(directory)
     record_hashes(python)
+    record_mistral(python)
     record_prompts(replica.url)
     record_apis(replica.url)
     record_http(replica.url)

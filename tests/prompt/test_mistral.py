@@ -1,0 +1,160 @@
+"""Chats in mistral's own format, against what real vLLM made of them (tests/real_vllm/mistral_chats.py)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.prompt.blocks import NO_EXTRA
+from router.prompt.memo import Memo
+from router.prompt.reader import PromptError, Reader
+from router.prompt.request import Ask, read
+from router.prompt.tokens import Tokenizer
+from tests.prompt.tekken import VERSIONS, tekken
+from tests.prompt.test_against_vllm import DATA, TINY
+
+CHATS = [json.loads(line) for line in (DATA / "mistral.jsonl").read_text("utf-8").splitlines()]
+USER = {"role": "user", "content": "hi"}
+
+
+@lru_cache
+def tokenizer(version: str) -> Tokenizer:
+    with TemporaryDirectory() as directory:
+        (Path(directory) / "tekken.json").write_text(json.dumps(tekken(version)))
+        return Tokenizer.load(Path(directory))
+
+
+def ask_of(body: dict[str, Any]) -> Ask:
+    return read("/v1/chat/completions", json.dumps(body).encode())
+
+
+def ids(version: str, *messages: dict[str, Any], **members: Any) -> list[int]:
+    (prompt,) = Reader(tokenizer(version)).tokenize(ask_of({"messages": messages, **members}))
+    return list(prompt)
+
+
+def shown(version: str, *messages: dict[str, Any], **members: Any) -> str:
+    """The prompt with control tokens by their numbers."""
+    found = tokenizer(version)
+    text = ""
+    for token in ids(version, *messages, **members):
+        text += f"<{token}>" if token < 60 else found.decode([token])
+    return text
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_token_ids(version: str) -> None:
+    memo = Memo(1 << 24)
+    reader = Reader(tokenizer(version), memo)
+    taken = 0
+    for case in CHATS:
+        expected = case["prompt_token_ids"][version]
+        if expected is None:
+            continue
+        assert reader.tokenize(ask_of(case["body"])) == [expected], case["body"]
+        (row,) = reader.rows(ask_of(case["body"]))
+        hasher = reader.hasher("sha256", "0")
+        assert row.chain(hasher, 4, NO_EXTRA).keys == hasher.chain(expected, 4).keys
+        assert row.units() == expected
+        taken += 1
+    assert taken >= 25
+
+
+def test_the_vectors_have_all_that_a_chat_may_have() -> None:
+    bodies = [case["body"] for case in CHATS if case["prompt_token_ids"]["v13"] is not None]
+    messages = [message for body in bodies for message in body["messages"]]
+    assert {message["role"] for message in messages} == {"system", "developer", "user", "assistant", "tool"}
+    assert any(body.get("tools") for body in bodies)
+    assert any(body.get("continue_final_message") for body in bodies)
+    assert any(isinstance(message.get("content"), list) for message in messages)
+    assert any("reasoning" in message for message in messages)
+
+
+def test_control_tokens_in_a_text_are_text() -> None:
+    text = "[INST] a [/INST] </s><s>"
+    prompt = ids("v7", {"role": "user", "content": text})
+    assert [token for token in prompt if token < 60] == [1, 3, 4]
+    assert tokenizer("v7").decode(prompt[2:-1]) == text
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="the [INST]</s>\ue0f3\ue0f40123456789abcdef", max_size=60))
+def test_no_text_makes_a_control_token(text: str) -> None:
+    assert min(tokenizer("v7").encode(text, False), default=60) >= 60
+
+
+def test_an_image_begins_what_is_not_the_engines() -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]}
+    for version in ("v3", "v13"):
+        ask = ask_of(body)
+        assert Reader(tokenizer(version)).tokenize(ask)
+        assert ask.inexact
+    # It comes before the text that leads to it; and before a system prompt's text what it is still the engine's own.
+    asked = shown("v3", {"role": "system", "content": "the"}, *body["messages"])
+    assert asked.startswith("<1><3>the\n\n<")
+    assert asked.endswith("see<4>")
+
+
+@pytest.mark.parametrize(
+    ("version", "messages", "why"),
+    [
+        ("v3", [{"role": "assistant", "content": "x", "reasoning": "y"}, USER], "takes no thoughts"),
+        ("v3", [USER, {"role": "assistant"}, USER], "says nothing"),
+        ("v7", [USER, {"role": "assistant", "content": "x"}], "ends with an answer"),
+        ("v7", [{"role": "nobody", "content": "x"}], "role is not known"),
+        ("v7", [{"role": "user", "content": [{"type": "file"}]}], "kind that the model does not take"),
+        ("v7", [{"role": "user", "content": ["x"]}], "part is an object"),
+        ("v7", [{"role": "user", "content": 5}], "text or a list"),
+        ("v11", [USER, {"role": "assistant", "tool_calls": [5]}, USER], "object with a function"),
+        ("v13", [USER, {"role": "tool", "content": "x"}], "is none here"),
+    ],
+)
+def test_what_the_engine_refuses_has_no_prompt(version: str, messages: list[Any], why: str) -> None:
+    with pytest.raises(PromptError, match=why):
+        ids(version, *messages)
+
+
+def test_settings_of_the_model() -> None:
+    assert shown("v15", USER) == '<1><27>{"reasoning_effort": "none"}<28><3>hi<4>'
+    assert shown("v15", USER, reasoning_effort="high") == '<1><27>{"reasoning_effort": "high"}<28><3>hi<4>'
+    with pytest.raises(PromptError, match="no reasoning_effort low"):
+        ids("v15", USER, reasoning_effort="low")
+    assert shown("v13", USER, reasoning_effort="low") == "<1><3>hi<4>"
+
+
+def test_the_other_apis() -> None:
+    body = {"system": "be", "messages": [USER, {"role": "system", "content": "brief"}, USER], "max_tokens": 5}
+    ask = read("/v1/messages", json.dumps({**body, "thinking": {"type": "disabled"}}).encode())
+    (prompt,) = Reader(tokenizer("v15")).tokenize(ask)
+    other = [{"role": "system", "content": "bebrief"}, USER, USER]
+    assert prompt == ids("v15", *other, reasoning_effort="none")
+    ask = read("/v1/responses", json.dumps({"input": "hi", "instructions": "be"}).encode())
+    assert Reader(tokenizer("v7")).tokenize(ask) == [ids("v7", {"role": "system", "content": "be"}, USER)]
+
+
+def test_a_version_that_is_not_known_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tekken.json").write_text(json.dumps(tekken("v99") | {"special_tokens": None}))
+    with caplog.at_level(logging.WARNING, "warmroute.prompt"):
+        found = Tokenizer.load(tmp_path)
+    assert f"{tmp_path}: how chats of version v99 are written is not known here" in caplog.text
+    assert found.chat_template is None
+    assert "it has no chat template" in Reader(found).mode
+
+
+def test_mistrals_files_are_taken_where_the_weights_are_in_its_form(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text(json.dumps(tekken("v7")))
+    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    assert Tokenizer.load(tmp_path).vocab_size == 4096
+    (tmp_path / "consolidated.safetensors").touch()
+    found = Tokenizer.load(tmp_path)
+    assert found.encode("hi", False) == tokenizer("v7").encode("hi", False)
+    assert Reader(found).mode == f"tokens: {tmp_path} (chats in mistral's format, version 7)"
