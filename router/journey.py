@@ -37,6 +37,7 @@ from router.prompt.request import Ask, without_hand_off
 from router.resuming import Resumption, resumable
 from router.wire import errors
 from router.wire.attempts import Attempt, Ending, Outcome, Patience
+from router.wire.upgrade import Upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -249,10 +250,13 @@ class Journey:
                 last = await hand_over.run(course.client, leg, patience, added)
             else:
                 resumption = course.resumption
-                if resumption is None:
-                    leg.attempt = Attempt(course.client, request, leg, patience, added)
-                else:
+                if resumption is not None:
                     leg.attempt = resumption.attempt(course.client, request, leg, patience, added)
+                elif request.upgrade:
+                    switched = self._telemetry.replica(replica.name).upgrades.inc
+                    leg.attempt = Upgrade(course.client, request, leg, patience, added, switched)
+                else:
+                    leg.attempt = Attempt(course.client, request, leg, patience, added)
                 last = await leg.attempt.run(self._pools[replica.name], course.body)
         except FellBackError:
             # Nothing is known against this replica, and the client has seen nothing: it goes on otherwise.

@@ -116,6 +116,7 @@ class ReplicaCounters:
         self.delivered_tokens = telemetry.delivered_tokens.labels(replica)
         self.completion_tokens = telemetry.completion_tokens.labels(replica)
         self.ttft = telemetry.ttft.labels(replica)
+        self.upgrades = telemetry.upgrades.labels(replica)
         self._attempts: dict[str, Count] = {}
 
     def attempt(self, ending: str) -> None:
@@ -151,6 +152,12 @@ class Telemetry:
             "warmroute_attempts",
             "Requests sent to a replica, by how that ended.",
             ["replica", "ending"],
+        )
+        self.upgrades = Counts(
+            self.registry,
+            "warmroute_upgraded_connections",
+            "Client connections that were joined to a replica's for another protocol (WebSocket).",
+            ["replica"],
         )
         self.resumed = Counts(
             self.registry,
@@ -262,6 +269,7 @@ class Telemetry:
             self.delivered_tokens,
             self.completion_tokens,
             self.ttft,
+            self.upgrades,
         ):
             family.remove(name)
 

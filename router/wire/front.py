@@ -262,6 +262,8 @@ class Front(asyncio.Protocol):
                 return
             # An Upgrade may be ignored (RFC 9110 7.8), but what follows on this connection is not HTTP to us.
             upgrade = True
+            if self._ready and self._ready[-1].upgrade:
+                self._ahead += data[found.args[0] :]
         except httptools.HttpParserCallbackError:
             raise
         except httptools.HttpParserError as error:
@@ -413,12 +415,21 @@ class Front(asyncio.Protocol):
                 keep_alive=self._parser.should_keep_alive(),
                 key=self._key,
                 id=self._id,
+                upgrade=self._upgrade() if self._parser.should_upgrade() else b"",
             )
         )
         self._body = []
         self._body_size = 0  # the bytes stay counted in held_bytes until the request's answer is given
         self._in_body = False
         self._head_seen = 0
+
+    def _upgrade(self) -> bytes:
+        """The protocol asked for, if it is WebSocket (RFC 6455 4.1). Others are not passed on: HTTP/2 spoken through us
+        (`h2c`) would be requests that nobody here has looked at."""
+        asked = b", ".join(value for name, value in self._headers if name.lower() == b"upgrade")
+        http11 = self._parser.get_http_version() == "1.1"
+        plain = self._parser.get_method() == b"GET" and not self._body_size
+        return asked if http11 and plain and asked.strip().lower() == b"websocket" else b""
 
     def _drop_body(self) -> None:
         self._door.held_bytes -= self._body_size
@@ -527,6 +538,15 @@ class Front(asyncio.Protocol):
         self._break_off = break_off
         if self._paused:
             valve.pause_reading()
+
+    def leave_http(self) -> tuple[asyncio.Transport, bytes]:
+        """Another protocol is spoken from here on: the connection, and what the client has said in it. No answer of
+        HTTP follows; the connection ends with the request's task, or the task with the connection."""
+        assert self._transport is not None
+        self.begin()
+        self.finish(close=True)
+        ahead, self._ahead = bytes(self._ahead), bytearray()
+        return self._transport, ahead
 
     def write(self, data: bytes) -> None:
         if not self.gone and self._transport is not None:

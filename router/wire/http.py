@@ -38,6 +38,8 @@ class Request:
     body: bytes
     http11: bool
     keep_alive: bool
+    upgrade: bytes = b""
+    """The protocol that the client would rather speak, where that is one that can be passed on."""
     key: str = ""
     """The name of the client's API key, where keys are asked for."""
     id: bytes = b""

@@ -7,7 +7,7 @@ import errno
 import re
 import ssl
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import httptools
 
@@ -49,6 +49,14 @@ class Sink(Protocol):
 
     def lost(self, why: str) -> None:
         """The replica gives no sign of life. What becomes of the exchange is the sink's to decide."""
+
+
+@runtime_checkable
+class Switching(Protocol):
+    """A sink that has asked for another protocol."""
+
+    def switched(self, head: Head, rest: bytes) -> None:
+        """The replica agreed, and `rest` is what it has said in it. The connection's transport is the sink's now."""
 
 
 class Upstream(asyncio.Protocol):
@@ -163,8 +171,8 @@ class Upstream(asyncio.Protocol):
             self._overhead += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._fail("it switched protocols unasked")
+        except httptools.HttpParserUpgrade as upgrade:
+            self._switch(sink, data[upgrade.args[0] :])
             return
         except httptools.HttpParserCallbackError:
             raise
@@ -186,6 +194,14 @@ class Upstream(asyncio.Protocol):
             self._end()
         else:
             sink.flush()
+
+    def _switch(self, sink: Sink, rest: bytes) -> None:
+        """It says that it speaks another protocol from here on."""
+        if isinstance(sink, Switching):
+            self._sink = None
+            sink.switched(Head(self.parser.get_status_code(), self._reason, self._headers), rest)
+        else:
+            self._fail("it switched protocols unasked")
 
     def eof_received(self) -> bool:
         return False

@@ -148,6 +148,12 @@ async def test_whatever_clients_send_replicas_get_whole_requests_only(
             names.append(match[1].lower())
         assert names.count(b"host") == 1
         assert names.count(b"content-length") <= 1
+        if (protocol := request.header(b"upgrade")) is not None:
+            # The one other protocol that is passed on, and never beside a body.
+            assert (protocol.lower(), request.header(b"connection")) == (b"websocket", b"Upgrade")
+            assert (names.count(b"upgrade"), names.count(b"connection"), request.body) == (1, 1, b"")
+            assert line.startswith(b"GET ")
+            names = [name for name in names if name not in (b"upgrade", b"connection")]
         assert not {b"transfer-encoding", b"upgrade", b"connection", b"expect", b"te", b"trailer"} & set(names)
         assert not any(name.startswith(b"x-warmroute-") for name in names)
 
