@@ -116,6 +116,9 @@ class Onlooker:
     def elsewhere(self) -> bool:
         return False
 
+    def resumes(self) -> bool:
+        return False
+
     def answering(self, head: Head) -> Headers:
         return []
 
