@@ -214,8 +214,9 @@ class Prompt(Section, frozen=True):
     tokenizer: Annotated[
         str,
         Meta(
-            description="Directory of the model's tokenizer. Empty: the replica's own model directory, or the Hugging "
-            "Face cache, if it lies on this machine too; else blocks of bytes."
+            description="Directory of the model's tokenizer (tokenizer.json, tekken.json or tiktoken's). Empty: the "
+            "replica's own model directory, or the Hugging Face cache, if it lies on this machine too; else blocks of "
+            "bytes."
         ),
     ] = ""
     hash_seed: Annotated[

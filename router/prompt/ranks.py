@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 
@@ -90,39 +90,41 @@ def tekken(path: Path) -> Tekken:
     if set(ranks.values()) != set(range(size)):
         raise RanksError(f"{path} is no tekken file: its ranks do not count from 0 to {size - 1}")
     # All of them, as a faster tokenizer asks for ids without a gap.
-    all_names = [f"\ue0f3{_SECRET}{rank}\ue0f4" for rank in range(special)]
-    names = {token: all_names[rank] for token, rank in given.items()}
-    engine = _engine({token: rank + special for token, rank in ranks.items()}, pattern, all_names, names.values())
+    all_names = {f"\ue0f3{_SECRET}{rank}\ue0f4": rank for rank in range(special)}
+    names = {token: f"\ue0f3{_SECRET}{rank}\ue0f4" for token, rank in given.items()}
+    made = engine({token: rank + special for token, rank in ranks.items()}, pattern, all_names, names.values())
     first = names["<s>"]
-    engine.post_processor = processors.TemplateProcessing(single=[first, "$A"], special_tokens=[(first, begin)])
-    return Tekken(engine, str(config.get("version")), names, end, efforts)
+    made.post_processor = processors.TemplateProcessing(single=[first, "$A"], special_tokens=[(first, begin)])
+    return Tekken(made, str(config.get("version")), names, end, efforts)
 
 
-def _engine(
-    ranks: dict[bytes, int], pattern: str, first: Sequence[str], special: Iterable[str]
+def engine(
+    ranks: dict[bytes, int], pattern: str, others: Mapping[str, int], special: Iterable[str]
 ) -> tokenizers.Tokenizer:
-    """Byte-level BPE of tokens with these ids, which grow as their ranks do. `first`: what has the ids from 0 on;
-    `special`: which of these are found in a text."""
+    """Byte-level BPE of tokens with these ids, which grow as their ranks do, on texts split by `pattern`.
+
+    `others`: tokens that nothing merges to; `special`: which of them are found in a text.
+    """
     written = {token: "".join(map(_AS_TEXT.__getitem__, token)) for token in ranks}
     vocabulary = {written[token]: rank for token, rank in ranks.items()}
-    vocabulary |= {token: i for i, token in enumerate(first)}
+    if not vocabulary.keys().isdisjoint(others):
+        raise RanksError("a special token is an ordinary one, too")
+    vocabulary |= others
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         pairs = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks]
         pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         merges += [(written[left], written[right]) for left, right in pairs]
-    engine = tokenizers.Tokenizer(
-        models.BPE(vocabulary, merges, fuse_unk=False, byte_fallback=False, ignore_merges=True)
-    )
-    engine.pre_tokenizer = pre_tokenizers.Sequence(
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, byte_fallback=False, ignore_merges=True))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    engine.decoder = decoders.ByteLevel()
-    engine.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
-    return engine
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
+    return made
 
 
 def _bytes_as_text() -> dict[int, str]:

@@ -62,7 +62,9 @@ class Reader:
             return f"bytes, {BYTES_PER_TOKEN} per token"
         written = self.tokenizer.chat_template
         chats = "" if written is not None else " (it has no chat template: chats only by likeness)"
-        if isinstance(written, MistralChat):
+        if self.tokenizer.harmony and written is not None:
+            chats = " (chats by its template, where the engine has code for them: they may differ)"
+        elif isinstance(written, MistralChat):
             chats = f" (chats in mistral's format, version {written.version})"
         return f"tokens: {self.tokenizer.name}{chats}"
 

@@ -11,7 +11,7 @@ from router.prompt.bodies import Bodies, marks
 from router.prompt.memo import Memo
 from router.prompt.reader import Reader
 from router.prompt.request import Beginning, can_be_known
-from router.prompt.tokens import TEKKEN, Tokenizer, TokenizerError
+from router.prompt.tokens import Tokenizer, TokenizerError
 
 log = logging.getLogger("warmroute.prompt")
 
@@ -59,7 +59,7 @@ class Readers:
             if directory in self._by_directory:
                 return self._by_directory[directory]
             try:
-                if any((directory / name).is_file() for name in ("tokenizer.json", TEKKEN)):
+                if Tokenizer.is_in(directory):
                     reader = self._by_directory[directory] = Reader(Tokenizer.load(directory), self.memo)
                     return reader
             except (TokenizerError, OSError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 import tokenizers.processors
 
-from router.prompt import fast, ranks
+from router.prompt import fast, ranks, tiktoken_files
 from router.prompt.chat import ChatTemplate
 from router.prompt.mistral import VERSIONS, MistralChat
 from router.prompt.segments import Cutter, holds, marks_of
@@ -35,7 +35,7 @@ class Tokenizer:
     """One model's tokenizer and chat template.
 
     Loaded from a local directory that has tokenizer.json, as every model repository with a fast tokenizer does, or else
-    mistral's tekken.json.
+    mistral's tekken.json or a file of tiktoken's.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class Tokenizer:
         *,
         chat_template: ChatTemplate | MistralChat | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        harmony: bool = False,
     ) -> None:
+        """`harmony`: vLLM writes this model's chats in code (gpt-oss), whatever template there is."""
         # A prompt is never cut or padded to the length that some training run once set.
         engine.no_truncation()
         engine.no_padding()
@@ -55,6 +57,7 @@ class Tokenizer:
         self.vocab_size: int = engine.get_vocab_size(with_added_tokens=True)
         self.chat_template = chat_template
         self.eos_token_ids = eos_token_ids
+        self.harmony = harmony
         if chat_template is not None:
             chat_template.prove()
         self.cutter = self._cutter()
@@ -67,35 +70,51 @@ class Tokenizer:
         """Whether a faster engine does the work."""
         return self._fast is not None
 
+    @staticmethod
+    def is_in(directory: Path) -> bool:
+        """Whether a directory has any file that may be a tokenizer."""
+        named = any((directory / name).is_file() for name in ("tokenizer.json", TEKKEN))
+        return named or tiktoken_files.find(directory) is not None
+
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
         """Load tokenizer.json, tokenizer_config.json, chat_template.jinja and the generation config of `directory`.
 
-        Only tokenizer.json is needed. Raises TokenizerError.
+        Only tokenizer.json is needed, or what can stand for it. Raises TokenizerError.
         """
         path = directory / "tokenizer.json"
         # vLLM takes mistral's own files where the weights are in mistral's own form, too (tokenizers/registry.py).
         own = not path.is_file() or any(directory.glob("consolidated*.safetensors"))
         if own and (directory / TEKKEN).is_file():
             return cls._tekken(directory)
-        if not path.is_file():
+        config_path = directory / "tokenizer_config.json"
+        if path.is_file():
+            try:
+                engine = tokenizers.Tokenizer.from_file(str(path))
+            except Exception as error:  # the library raises bare Exception
+                raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+            config = _read_object(config_path)
+        elif (file := tiktoken_files.find(directory)) is not None:
+            config = _read_object(config_path)
+            try:
+                engine = tiktoken_files.load(file, config)
+            except ranks.RanksError as error:
+                raise TokenizerError(str(error)) from None
+        else:
             raise TokenizerError(f"no tokenizer at {directory}: tokenizer.json is missing")
-        try:
-            engine = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
-        config = _read_object(directory / "tokenizer_config.json")
         special = _special_tokens(_read_object(directory / "special_tokens_map.json") | config)
         _add_bounds(engine, config, special)
         ids = {engine.token_to_id(special["eos_token"])} if "eos_token" in special else set()
-        for name in ("generation_config.json", "config.json"):
-            found = _read_object(directory / name).get("eos_token_id")
+        models = [_read_object(directory / name) for name in ("generation_config.json", "config.json")]
+        for model in models:
+            found = model.get("eos_token_id")
             ids.update(found if isinstance(found, list) else [found])
         return cls(
             str(directory),
             engine,
             chat_template=_chat_template(directory, config, special),
             eos_token_ids=frozenset(i for i in ids if isinstance(i, int)),
+            harmony=models[1].get("model_type") == "gpt_oss",
         )
 
     @classmethod

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.prompt.chat import TemplateError
+from router.prompt.reader import Reader
 from router.prompt.tokens import Tokenizer, TokenizerError
 from tests.prompt.test_against_vllm import TINY
 
@@ -107,6 +108,13 @@ def test_tokens_that_bound_a_text(directory: Path, config: dict[str, Any], befor
     hi = tiny().encode("hi", False)
     assert tokenizer.encode("hi", True) == [*before, *hi, *after]
     assert tokenizer.encode("hi", False) == hi
+
+
+def test_chats_that_the_engine_writes_in_code_are_told(directory: Path) -> None:
+    assert Reader(Tokenizer.load(directory)).mode == f"tokens: {directory}"
+    change(directory / "config.json", model_type="gpt_oss")
+    told = "chats by its template, where the engine has code for them: they may differ"
+    assert Reader(Tokenizer.load(directory)).mode == f"tokens: {directory} ({told})"
 
 
 def test_a_limit_set_in_training_cuts_no_prompt(directory: Path) -> None:
