@@ -241,6 +241,7 @@ class Journey:
         evidence.sent(replica)
         leg.sound = evidence.sound if hand_over is None else hand_over.sounds(evidence)
         leg.resumable = rules.resume and resumable(request, leg)
+        leg.tells_its_end = request.path.endswith("/completions")
         leg.may_move = functools.partial(self._may_move, model, tried)
         leg.may_retry = functools.partial(self._may_retry, model, tried, course.doubtful)
         patience = Patience(max(0.001, course.deadline - self._clock()), rules.patience.idle)

@@ -54,6 +54,8 @@ class Leg:
         """The exchange that gives the client its answer."""
         self.resumable = False
         """Whether its answer may go on elsewhere if it breaks off."""
+        self.tells_its_end = False
+        """Whether a stream in answer to it says where it ends."""
         self.sound: Callable[[Replica], None] = lambda _: None
         self._first_token = first_token
         self._show_choice = show_choice
@@ -77,6 +79,9 @@ class Leg:
 
     def resumes(self) -> bool:
         return self.resumable
+
+    def whole(self) -> bool:
+        return not self.tells_its_end or not isinstance(self._watch, EventWatch) or self._watch.whole
 
     def answering(self, head: Head) -> Headers:
         replica = self.placement.replica

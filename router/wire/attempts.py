@@ -63,6 +63,9 @@ class Observer(Protocol):
     def resumes(self) -> bool:
         """Whether an answer that breaks off may go on at another replica."""
 
+    def whole(self) -> bool:
+        """Whether a stream that has ended as HTTP also says of itself that it is all."""
+
     def answering(self, head: Head) -> Headers:
         """The answer's head is here and will be passed on; returns the headers to add to it."""
 
@@ -221,8 +224,9 @@ class Attempt:
         if close:
             request.keep_alive = False
         kind = (head.header(b"content-type") or b"").lower()
-        # Into a compressed stream no plain event can be written.
-        self._plain_events = kind.startswith(b"text/event-stream") and head.header(b"content-encoding") is None
+        # Into a compressed stream no plain event can be written, and into one of a told length none at all.
+        plain = head.header(b"content-encoding") is None and not measured and not bodiless
+        self._plain_events = plain and kind.startswith(b"text/event-stream")
         self._out.append(response_head(head, extra, chunked=self._chunked, close=close))
         if self._hold is None or not self._plain_events or head.status != 200:
             self._show()
@@ -275,6 +279,9 @@ class Attempt:
     def complete(self) -> None:
         if self._hold is not None:
             self._show()
+        if self._takes_events and self._status == 200 and not self._observer.whole():
+            self._break_off("it ended its stream before its answer was done")
+            return
         self._end()
         self._settle(Outcome(Ending.COMPLETE, self._status))
 

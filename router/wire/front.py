@@ -10,6 +10,7 @@ import asyncio
 import functools
 import ipaddress
 import logging
+import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -35,6 +36,8 @@ CHUNK_BYTES = 64
 MIN_BODY_BYTES_PER_SECOND = 1024
 # What HTTP is spoken with here; the parser knows the methods of RTSP and others too.
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"})
+# RFC 9112 3.2: a path, the whole server, or what a proxy is told; that names a host.
+TARGET = re.compile(rb"/|\*\Z|https?://[^/?]")
 # A slow reader may leave this much unsent before the replica's side is paused (uvloop's own default is 64 KiB).
 WRITE_HIGH_BYTES = 256 * 1024
 # After an early refusal the rest of the request is read and dropped this long, or the client's kernel would
@@ -361,7 +364,7 @@ class Front(asyncio.Protocol):
             self._refusal = errors.bad_request("of Transfer-Encoding only `chunked` is served, in HTTP/1.1")
         elif (method := self._parser.get_method()) not in METHODS:
             self._refusal = errors.bad_request(f"{method.decode('latin-1')} is not served here")
-        elif not self._target.startswith((b"/", b"http://", b"https://")) and self._target != b"*":
+        elif not TARGET.match(self._target):
             self._refusal = errors.bad_request("the target is no path")
         elif lengths > limits.body_bytes:
             self._refusal = errors.body_too_large(limits.body_bytes)

@@ -235,6 +235,7 @@ class EventWatch:
         self._opaque = False  # something other than plain text was generated, or too much of it
         self._identity: dict[str, Any] | None = None
         self._role = False
+        self._done = False  # the stream said that it was all
         self._events = 0
         self._at_text: tuple[int, int | None] = (0, None)  # events and told tokens when text last came
 
@@ -261,7 +262,8 @@ class EventWatch:
 
     def _data(self, data: bytes) -> None:
         if not data.startswith(b"{"):
-            return  # [DONE], or nothing of ours
+            self._done = self._done or data == b"[DONE]"
+            return
         try:
             event: Any = orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -342,6 +344,11 @@ class EventWatch:
                 self._ids += ids
         if isinstance(reason := choice.get("finish_reason"), str):
             self._answer.finish_reason = reason
+
+    @property
+    def whole(self) -> bool:
+        """Whether the answer told its end, or its failure."""
+        return self._done or self._answer.failed or self._answer.finish_reason is not None
 
     def answer(self) -> Answer:
         answer = self._answer

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import signal
 import sys
@@ -156,12 +157,18 @@ class Chaos:
                 rules = [{"path": path, **rule} for path in ("/v1/chat/completions", "/v1/completions")]
                 await self._tell(url, "/fake/faults", rules)
                 await asyncio.sleep(event.seconds)
-                async with self._session.delete(f"{url}/fake/faults"):
-                    pass
+                await self._tell(url, "/fake/faults", None)
 
     async def _tell(self, url: str, path: str, value: object) -> None:
-        async with self._session.post(url + path, json=value) as response:
-            response.raise_for_status()
+        for _ in range(10):
+            # A machine with too little left of it answers late, or is just being started again.
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                method = "DELETE" if value is None else "POST"
+                async with self._session.request(method, url + path, json=value) as response:
+                    response.raise_for_status()
+                    return
+            await asyncio.sleep(0.5)
+        self.findings.found(f"the fake at {url} does not answer {path}: the run is not what the plan says")
 
     # -- what is left -------------------------------------------------------------------------------------------
 

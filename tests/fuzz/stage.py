@@ -119,6 +119,9 @@ class Onlooker:
     def resumes(self) -> bool:
         return False
 
+    def whole(self) -> bool:
+        return True
+
     def answering(self, head: Head) -> Headers:
         return []
 

@@ -14,6 +14,8 @@ from tests.fuzz.stage import Stage, Wire
 from tests.fuzz.strategies import DRAWN, cuts, each, request, sequence
 
 SERVED = {b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"}
+# RFC 9112 3.2, RFC 3986 3.2: what an authority may consist of.
+TARGET = re.compile(rb"/|\*$|https?://[A-Za-z0-9._~!$&'()*+,;=:@%\[\]-]+([/?]|$)")
 ONE_HOP = {
     *(b"connection", b"expect", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
     *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
@@ -52,8 +54,7 @@ def expected(data: bytes) -> tuple[list[Seen], bool]:
             return found, True
         method, target, minor = message.first
         hosts = len(message.values(b"host"))
-        form = target.startswith((b"/", b"http://", b"https://")) or target == b"*"
-        if method not in SERVED or hosts > 1 or (hosts == 0 and minor == b"1") or not form:
+        if method not in SERVED or hosts > 1 or (hosts == 0 and minor == b"1") or not TARGET.match(target):
             return found, True
         found.append(crossing(message))
         tokens = message.tokens(b"connection")

@@ -214,6 +214,44 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_no_done(bench: Bench,
 
 
 @pytest.mark.fault("silent truncation")
+@pytest.mark.parametrize("framed", [True, False], ids=["chunked", "to its close"])
+@pytest.mark.parametrize("said", [b"", delta("a")], ids=["nothing", "a part"])
+async def test_a_stream_that_ends_without_saying_so_is_no_whole_answer(bench: Bench, framed: bool, said: bytes) -> None:
+    """As HTTP it is whole: a server between that swallows a replica's death makes it look so."""
+
+    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if framed:
+            writer.write(STREAM_HEAD + (chunk(said) if said else b"") + b"0\r\n\r\n")
+        else:
+            writer.write(STREAM_HEAD.replace(b"Transfer-Encoding: chunked\r\n", b"") + said)
+            await writer.drain()
+            raise ConnectionError("that was all")
+
+    replica = await bench.replica(script)
+    router = await bench.router(replica)
+    client = await bench.client(router)
+    client.post("/v1/chat/completions", STREAM_BODY)
+    reply = await client.reply()
+    assert reply.body.startswith(said)
+    error = json.loads(reply.body.removeprefix(said).removeprefix(b"data: "))["error"]
+    assert (error["code"], reply.clean) == (502, True)
+    assert "before its answer was done" in error["message"]
+    assert await client.closed() == b""
+    await until(lambda: router.fleet[replica.name].load.in_flight == 0, "nothing is in flight")
+
+
+@pytest.mark.parametrize("last", [b'data: {"error":{"code":400}}\n\n', b"data: [DONE]\n\n"], ids=["an error", "done"])
+async def test_a_stream_that_says_how_it_ends_is_left_alone(bench: Bench, last: bytes) -> None:
+    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(delta("a")) + chunk(last) + b"0\r\n\r\n")
+
+    client = await bench.client(await bench.router(await bench.replica(script)))
+    for _ in range(2):
+        client.post("/v1/chat/completions", STREAM_BODY)
+        assert (await client.reply()).body == delta("a") + last
+
+
+@pytest.mark.fault("silent truncation")
 async def test_a_whole_answer_that_breaks_is_no_clean_end(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
@@ -250,7 +288,7 @@ async def test_400_slow_streams_all_begin(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(delta("a")))
         await release.wait()
-        writer.write(b"0\r\n\r\n")
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     router = await bench.router(await bench.replica(script))
     clients = [await bench.client(router) for _ in range(400)]
@@ -261,6 +299,7 @@ async def test_400_slow_streams_all_begin(bench: Bench) -> None:
         assert await client.chunk() == delta("a")
     release.set()
     for client in clients:
+        assert await client.chunk() == b"data: [DONE]\n\n"
         assert await client.chunk() is None
 
 

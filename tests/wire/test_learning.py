@@ -199,7 +199,7 @@ async def test_a_comment_is_no_first_token(bench: Bench) -> None:
             await ticked()
             writer.write(chunk(piece))
             await steps.acquire()
-        writer.write(b"0\r\n\r\n")
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     replica = await bench.replica(script)
     router = await bench.router(replica, probe_seconds=60)
@@ -212,6 +212,7 @@ async def test_a_comment_is_no_first_token(bench: Bench) -> None:
         assert (load.in_flight, load.decoding) == (1, decoding)
         assert (router.rates.token_ms == assumed) is (decoding == 0)
         steps.release()
+    assert await client.chunk() == b"data: [DONE]\n\n"
     assert await client.chunk() is None
 
 

@@ -135,7 +135,7 @@ async def test_one_that_shuts_down_ends_what_it_has_begun(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(delta("a")))
         await more.wait()
-        writer.write(chunk(delta("b")) + b"0\r\n\r\n")
+        writer.write(chunk(delta("b")) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     replica = await bench.replica(script)
     router = await open_router(bench, replica)
@@ -150,4 +150,5 @@ async def test_one_that_shuts_down_ends_what_it_has_begun(bench: Bench) -> None:
     assert router.fleet[replica.name].state is State.LOST
     more.set()
     assert await client.chunk() == delta("b")
+    assert await client.chunk() == b"data: [DONE]\n\n"
     assert await client.chunk() is None
