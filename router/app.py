@@ -31,6 +31,7 @@ from router.fleet.subscription import SourceError, parse_sources
 from router.handoff.connectors import Connectors
 from router.index.feedback import Feedback
 from router.index.memory import Index
+from router.index.neighbours import Neighbours
 from router.index.shared import Busy, Member, Options, Shared
 from router.index.shared_codec import Others
 from router.index.shared_embedded import Embedded
@@ -94,6 +95,8 @@ class Router:
             settings.replicas, prefill=urls(settings.handoff.prefill), decode=urls(settings.handoff.decode)
         )
         self.shared: Shared | None = None
+        self.neighbours: Neighbours | None = None
+        """The other workers, where these share nothing over a store."""
         self._embedded: Embedded | None = None
         self.index = self._indexed()
         self.feedback = Feedback()
@@ -150,7 +153,7 @@ class Router:
             handoff=settings.handoff,
             connectors=self.connectors,
             links=self.links,
-            shared=self.shared,
+            shared=self.shared or self.neighbours,
         )
         self._journey = journey
         if settings.log.access_log:
@@ -223,6 +226,9 @@ class Router:
         self._stack.push_async_callback(roster.close)
         await self._start_admin(journey)
         await self._first_ready([roster.begin(replica) for replica in self.fleet])
+        if self.neighbours is not None:
+            await self.neighbours.start()
+            self._stack.push_async_callback(self.neighbours.stop)
         if self.shared is not None:
             await self.shared.start()
             self._stack.push_async_callback(self.shared.stop)
@@ -392,7 +398,16 @@ class Router:
         chosen = self.settings.shared
         self._targets: list[Target] = []
         if not chosen.redis:
-            return Index()
+            if self._place is None:
+                return Index()
+            self.neighbours = Neighbours(
+                self._place.directory,
+                self._place.number,
+                self.settings.listen.workers,
+                loads=self._loads,
+                heard=self._heard,
+            )
+            return self.neighbours.index
         password = read_password(chosen.redis_password_file)
         if chosen.redis == "embedded":
             self._embedded = Embedded()
@@ -498,6 +513,10 @@ class Router:
         yield from (ready, breaker, in_flight, decoding, blocks, degraded, error, slowness)
         if self.shared is not None:
             yield from _shared_metrics(self.shared)
+        if self.neighbours is not None:
+            yield CounterMetricFamily(
+                "warmroute_workers_untold", "Messages that another worker had no room for.", self.neighbours.untold
+            )
         if self.feeds is not None:
             yield from self.feeds.metrics()
         door = self.door

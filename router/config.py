@@ -73,7 +73,7 @@ class Listen(Section, frozen=True):
             ge=1,
             le=256,
             description="Processes that serve the port together, one a core at the most: one carries some thousand "
-            "requests a second. They share what they know through `redis`, `embedded` where none is named.",
+            "requests a second. They tell each other what they know, or share it through `redis`.",
         ),
     ] = 1
     max_body_bytes: Annotated[

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from router.fleet.replica import Replica
     from router.handoff.connectors import Connectors
     from router.index.feedback import Feedback
+    from router.index.neighbours import Neighbours
     from router.index.shared import Shared
     from router.index.shared_codec import Outside
     from router.prompt.blocks import Chain
@@ -116,7 +117,7 @@ class Journey:
         handoff: HandOffSettings,
         connectors: Connectors,
         links: Links,
-        shared: Shared | None = None,
+        shared: Shared | Neighbours | None = None,
     ) -> None:
         """`handoff`, `connectors` and `links` are for fleets with roles."""
         self._fleet = fleet

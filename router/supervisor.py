@@ -293,15 +293,8 @@ def _store(settings: Settings) -> tuple[Embedded | None, str]:
     if settings.shared.redis == "embedded":
         return Embedded(), "they share what they know through a private store"
     if settings.shared.redis:
-        return None, "they share what they know"
-    try:
-        return Embedded(), "they share what they know through a private store (--redis embedded)"
-    except ConfigError:
-        log.warning(
-            "the workers do not know of each other's requests, which makes first tokens a third later under load: "
-            "pip install 'warmroute[embedded]', or name a store with --redis"
-        )
-        return None, "EACH FOR ITSELF: no store to share what they know (--redis)"
+        return None, "they share what they know through the store, with other routers"
+    return None, "they tell each other what they know"
 
 
 def _check_sources(settings: Settings) -> None:

@@ -79,7 +79,7 @@ async def test_workers_serve_as_one_and_one_that_dies_is_replaced(bench: Bench, 
     )
     try:
         await running.until_said(b"memory bounds")
-        assert b"2 workers, each with the bounds below; they share what they know" in running.said
+        assert b"2 workers, each with the bounds below; they tell each other what they know" in running.said
         first = workers_of(running.process.pid)
         assert sorted(first) == [1, 2]
 

@@ -1,0 +1,328 @@
+"""What the workers of one router tell each other, over unix sockets: who was sent what, and how busy they are.
+
+Each worker keeps the whole index by itself, and what the others record in theirs it records too, a moment later. So a
+decision asks nobody. Between machines this would not do (`router.index.shared`): there messages get lost, clocks
+differ, and routers that come late have to learn what is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from array import array
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from router.index.memory import Index
+from router.index.shared_codec import Others, Outside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from router.index.shared import Busy
+
+log = logging.getLogger("warmroute.neighbours")
+
+# What happens within this time is told together: a message costs as much as a tenth of a request, and load that is this
+# old costs less than 2 % of TTFT.
+TELL_SECONDS = 0.004
+# A load counts this long without being told again: what a worker leaves that dies.
+LEASE_SECONDS = 2.0
+RETRY_SECONDS = 0.2
+# A neighbour that does not read is told no more than this ahead; what it misses it will not know.
+MAX_UNREAD_BYTES = 8 * 1024 * 1024
+# Longer than any message; who sends more is no worker.
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+SIZE_BYTES = 4
+
+
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """See `Index.record`; with `forgotten`, `Index.forget`. `keys`: 8 bytes each. Times are of the clock that all
+    processes of a machine have in common."""
+
+    replica: str
+    keys: bytes
+    rank: int | None = None
+    ended: bool = False
+    prompt_blocks: int = 0
+    now: float = 0.0
+    until: float = 0.0
+    beyond: int = 0
+    partial: bool = False
+    forgotten: bool = False
+
+
+class Load(msgspec.Struct, array_like=True, gc=False):
+    """One replica's load from one worker; see `router.fleet.ledger.Load`."""
+
+    replica: str
+    in_flight: int
+    decoding: int
+    waiting_ms: float
+    head_ms: float
+    routed: float
+
+
+class News(msgspec.Struct, array_like=True):
+    """What one worker tells all others: its whole load, and what it recorded since the last time."""
+
+    worker: int
+    loads: list[Load]
+    records: list[Record]
+
+
+class Neighbours:
+    """One worker's part. `loads` is read whenever they are told, `heard` is given the others' whenever these are."""
+
+    def __init__(
+        self,
+        directory: Path,
+        number: int,
+        workers: int,
+        *,
+        loads: Callable[[float], Iterable[Busy]],
+        heard: Callable[[Mapping[str, Others]], None],
+    ) -> None:
+        self.index: Index = NeighbourIndex(self)
+        """The index that tells and is told."""
+        self.untold = 0
+        """Messages that found no room at a neighbour who does not read."""
+        self._directory = directory
+        self._number = number
+        self._others = [each for each in range(1, workers + 1) if each != number]
+        self._loads = loads
+        self._heard = heard
+        self._records: list[Record] = []
+        self._links: dict[int, asyncio.WriteTransport] = {}
+        self._told: dict[int, tuple[float, list[Load]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._server: asyncio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._readers: set[_Reader] = set()
+        self._clock = asyncio.get_running_loop().time
+
+    async def start(self) -> None:
+        path = _path(self._directory, self._number)
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Reader(self), path)
+        self._tasks = [asyncio.create_task(self._reach(each)) for each in self._others]
+        self._tasks.append(asyncio.create_task(self._remind()))
+
+    async def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for transport in (*self._links.values(), *(each.transport for each in self._readers)):
+            transport.close()
+        if self._server is not None:
+            self._server.close()
+
+    # -- what is asked ------------------------------------------------------------------------------------------
+
+    async def consult(self, asks: Sequence[tuple[Sequence[int], Sequence[str]]]) -> Outside:
+        """The others' load. What they know of chains is in the index already."""
+        return Outside({}, self.elsewhere())
+
+    def elsewhere(self) -> dict[str, Others]:
+        """What all other workers have at each replica, at this moment."""
+        now = self._clock()
+        found: dict[str, Others] = {}
+        for told_at, loads in self._told.values():
+            if now - told_at > LEASE_SECONDS:
+                continue
+            passed = (now - told_at) * 1000
+            for load in loads:
+                before = found.get(load.replica)
+                waiting = max(0.0, load.waiting_ms - min(passed, load.head_ms))
+                if before is None:
+                    found[load.replica] = Others(load.in_flight, load.decoding, waiting, load.routed)
+                else:
+                    found[load.replica] = Others(
+                        before.in_flight + load.in_flight,
+                        before.decoding + load.decoding,
+                        before.waiting_ms + waiting,
+                        before.routed + load.routed,
+                    )
+        return found
+
+    # -- what is told -------------------------------------------------------------------------------------------
+
+    def load_changed(self) -> None:
+        """Something was booked, reached its first token or ended."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
+
+    def tell(self, record: Record) -> None:
+        if self._links:
+            self._records.append(record)
+            self.load_changed()
+
+    def left(self, replica: str) -> None:
+        """A replica is no longer in the settings; there is nothing to be undone here."""
+
+    def _tell(self) -> None:
+        self._timer = None
+        records, self._records = self._records, []
+        loads = [
+            Load(
+                busy.name, busy.load.in_flight, busy.load.decoding, busy.load.waiting_ms, busy.head_ms, busy.load.routed
+            )
+            for busy in self._loads(self._clock())
+        ]
+        said = self._encode(News(self._number, loads, records))
+        pieces = (len(said).to_bytes(SIZE_BYTES, "big"), said)
+        for transport in self._links.values():
+            if transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+                self.untold += 1
+            else:
+                transport.writelines(pieces)
+
+    async def _reach(self, number: int) -> None:
+        """Keep a connection to one neighbour, for what is told to it."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(OSError):
+                ended: asyncio.Future[None] = loop.create_future()
+                transport, _ = await loop.create_unix_connection(
+                    functools.partial(_Writer, ended), _path(self._directory, number)
+                )
+                self._links[number] = transport
+                self.load_changed()
+                try:
+                    await ended
+                finally:
+                    del self._links[number]
+                    self._told.pop(number, None)  # it has nothing in flight any more
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _remind(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 4)
+            self.load_changed()
+
+    # -- what is heard ------------------------------------------------------------------------------------------
+
+    def hear(self, news: News) -> None:
+        self._told[news.worker] = (self._clock(), news.loads)
+        index = self.index
+        for record in news.records:
+            keys = array("Q", record.keys).tolist()
+            # The base class's own methods: what was told is not told on.
+            if record.forgotten:
+                Index.forget(index, record.replica, keys, record.rank)
+            else:
+                Index.record(
+                    index,
+                    record.replica,
+                    keys,
+                    ended=record.ended,
+                    prompt_blocks=record.prompt_blocks,
+                    now=record.now,
+                    until=record.until,
+                    rank=record.rank,
+                    beyond=record.beyond,
+                    partial=record.partial,
+                )
+        self._heard(self.elsewhere())
+
+    def joined(self, reader: _Reader) -> None:
+        self._readers.add(reader)
+
+    def parted(self, reader: _Reader) -> None:
+        self._readers.discard(reader)
+
+
+class NeighbourIndex(Index):
+    """An `Index` that tells the neighbours what is recorded and forgotten here. That a replica was restarted, or what
+    its engine publishes, each of them hears by itself."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        super().__init__()
+        self._neighbours = neighbours
+
+    def record(
+        self,
+        replica: str,
+        keys: Sequence[int],
+        *,
+        ended: bool = False,
+        prompt_blocks: int = 0,
+        now: float = 0.0,
+        until: float = 0.0,
+        rank: int | None = None,
+        beyond: int = 0,
+        partial: bool = False,
+    ) -> None:
+        super().record(
+            replica,
+            keys,
+            ended=ended,
+            prompt_blocks=prompt_blocks,
+            now=now,
+            until=until,
+            rank=rank,
+            beyond=beyond,
+            partial=partial,
+        )
+        packed = array("Q", keys).tobytes()
+        self._neighbours.tell(Record(replica, packed, rank, ended, prompt_blocks, now, until, beyond, partial))
+
+    def forget(self, replica: str, keys: Sequence[int], rank: int | None = None) -> None:
+        super().forget(replica, keys, rank)
+        self._neighbours.tell(Record(replica, array("Q", keys).tobytes(), rank, forgotten=True))
+
+
+class _Reader(asyncio.Protocol):
+    """What one neighbour tells us."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self._neighbours = neighbours
+        self._decode = msgspec.msgpack.Decoder(News).decode
+        self._unread = bytearray()
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._neighbours.joined(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        while len(self._unread) >= SIZE_BYTES:
+            end = SIZE_BYTES + int.from_bytes(self._unread[:SIZE_BYTES], "big")
+            if end > MAX_MESSAGE_BYTES:
+                self.transport.abort()
+                return
+            if len(self._unread) < end:
+                return
+            said = bytes(self._unread[SIZE_BYTES:end])
+            del self._unread[:end]
+            try:
+                news = self._decode(said)
+            except msgspec.MsgspecError:
+                self.transport.abort()
+                return
+            self._neighbours.hear(news)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._neighbours.parted(self)
+
+
+class _Writer(asyncio.Protocol):
+    """What we tell one neighbour: it says nothing on this connection, and its end is ours."""
+
+    def __init__(self, ended: asyncio.Future[None]) -> None:
+        self._ended = ended
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+
+def _path(directory: Path, number: int) -> str:
+    return str(directory / f"{number}.news")
