@@ -28,6 +28,8 @@ from router.fleet.probe import Probe
 from router.fleet.rates import Rates
 from router.fleet.replica import Role, State
 from router.fleet.subscription import SourceError, parse_sources
+from router.handoff.bootstrap import engines
+from router.handoff.connector import WrongParametersError
 from router.handoff.connectors import Connectors
 from router.index.feedback import Feedback
 from router.index.memory import Index
@@ -119,6 +121,7 @@ class Router:
         self._stack = AsyncExitStack()
         self._pools: dict[str, Pool] = {}
         self._roster: Roster | None = None
+        self._session: aiohttp.ClientSession | None = None
         self._probe_headers = self._credentials.probe_headers
         self._dispatch = Dispatch(self.index, self.rates, _policy(settings))
         self._journey: Journey | None = None
@@ -176,7 +179,7 @@ class Router:
         host, port = listening.getsockname()[:2]
         self.address = (host, port)
         replica_tls = self._credentials.replicas
-        session = await self._stack.enter_async_context(
+        session = self._session = await self._stack.enter_async_context(
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=replica_tls), trust_env=False
             )
@@ -203,6 +206,8 @@ class Router:
             rates=self.rates,
             telemetry=self.telemetry,
             shared=self.shared,
+            connectors=self.connectors,
+            links=self.links,
             blocks=settings.choice.default_pool_blocks,
             pool=lambda address: Pool(
                 address,
@@ -359,7 +364,24 @@ class Router:
                 said.append(f"{card.id}, an adapter of {card.parent}")
         assert self.feeds is not None
         said.append(await self.feeds.attach(replica, exact=self._exact(replica)))
+        if (why := await self._locate(replica)) is not None:
+            said.append(f"its KV cannot be fetched yet: {why}")
         return "; ".join(said)
+
+    async def _locate(self, replica: Replica) -> str | None:
+        """Where others reach its KV, with a connector whose answers do not tell. Returns what is wrong, if anything."""
+        handoff, session = self.settings.handoff, self._session
+        if handoff.connector != "mooncake" or not replica.prefills or session is None:
+            return None
+        if self.connectors.origin(replica.name, None) is not None:
+            return None
+        timeout = self.settings.fleet.probe_timeout_seconds
+        try:
+            found = await engines(session, replica.address, handoff.mooncake_bootstrap_port, timeout)
+        except WrongParametersError as error:
+            return str(error)
+        self.connectors.told(replica.name, found)
+        return None
 
     def _exact(self, replica: Replica) -> bool:
         """Whether its prompts are read as token ids."""
@@ -469,6 +491,7 @@ class Router:
                 change = self.feedback.counted(replica.name, hits=metrics.hits, queries=metrics.queries, exact=exact)
                 if change is not None:
                     tell(change)
+                await self._locate(replica)
 
     # -- what others ask ----------------------------------------------------------------------------------------
 
@@ -511,6 +534,18 @@ class Router:
             if record.compared:  # of an engine that tells nothing no error is known, least of all none
                 error.add_metric(label, record.error)
         yield from (ready, breaker, in_flight, decoding, blocks, degraded, error, slowness)
+        if self.fleet.divided and self._journey is not None:
+            pinned = family("split_pinned_blocks", "Blocks kept for a replica that has yet to fetch them.")
+            for name, count in self._journey.divided.pinned.items():
+                pinned.add_metric([name], count)
+            speed = GaugeMetricFamily(
+                "warmroute_split_link_bytes_per_second",
+                "How fast KV gets from one replica to another, as measured.",
+                labels=["prefill", "decode"],
+            )
+            for prefill, decode, link in self.links.measured():
+                speed.add_metric([prefill, decode], link.bandwidth)
+            yield from (pinned, speed)
         if self.shared is not None:
             yield from _shared_metrics(self.shared)
         if self.neighbours is not None:
@@ -618,6 +653,10 @@ class Router:
                 )
             pool = replica.cache.capacity or settings.choice.default_pool_blocks
             blocks += min(pool, settings.choice.max_pool_blocks)
+        if self.fleet.divided:
+            handoff = settings.handoff
+            link = handoff.kv_link or "a link to be measured"
+            lines.append(f"  prompts are split between them: {handoff.split}; KV by {handoff.connector} over {link}")
         lines.append("  models")
         for name, mode in models.items():
             hint = "" if mode.startswith("tokens") else "; --tokenizer DIR makes predictions exact"

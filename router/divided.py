@@ -31,7 +31,7 @@ from router.wire.stream import JsonWatch
 from router.wire.upstream import BrokenError, ExhaustedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
     from router.choose.dispatch import Dispatch, SplitPlacement
     from router.config import HandOff as HandOffSettings
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from router.handoff.connectors import Connectors
     from router.learning import Learning
     from router.leg import Leg
+    from router.prompt.request import Ask
     from router.reading import Prompt, Reading
     from router.telemetry import Telemetry
     from router.wire.front import Front
@@ -114,9 +115,22 @@ class Divided:
 
     def offer(self, request: Request, prompt: Prompt, body: bytes, rank: int | None) -> HandOver | None:
         """A request that may be split; None where it may not. `rank`: what the client names; that is one replica's."""
-        if rank is not None or prompt.unread is not None or len(prompt.prompts) != 1 or request.path not in ROUTES:
+        if rank is not None or not divisible(request.path, prompt, body):
             return None
-        return None if any(mark in body for mark in UNDIVIDED) else HandOver(self, request, prompt, body)
+        return HandOver(self, request, prompt, body)
+
+    def computing(self, ask: Ask, tried: Iterable[str] = ()) -> list[Replica]:
+        """Replicas that may compute a prompt for another now."""
+        now = self.clock()
+        return [
+            replica
+            for replica in self.fleet.computing(ask.model)
+            if replica.name not in tried
+            and replica.shunned_until <= now
+            and replica.breaker.admits(now)
+            # What serves one sequence must not be given to several.
+            and not (ask.n > 1 and self.connectors.of(replica.name).once)
+        ]
 
     def aside(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what no client waits for."""
@@ -147,6 +161,8 @@ class Divided:
             if not freed:
                 freed = True
                 self.pinned[replica] -= blocks
+                if not self.pinned[replica]:
+                    del self.pinned[replica]
 
         asyncio.get_running_loop().call_later(self.lease, free)
         return free
@@ -185,16 +201,7 @@ class HandOver:
         """Replicas that may compute the prompt now; none where it is no longer to be split."""
         if not self._left:
             return []
-        now, ask = self.divided.clock(), self.prompt.ask
-        return [
-            replica
-            for replica in self.divided.fleet.computing(ask.model)
-            if replica.name not in self._tried
-            and replica.shunned_until <= now
-            and replica.breaker.admits(now)
-            # What serves one sequence must not be given to several.
-            and not (ask.n > 1 and self.divided.connectors.of(replica.name).once)
-        ]
+        return self.divided.computing(self.prompt.ask, self._tried)
 
     def sounds(self, evidence: Evidence) -> Callable[[Replica], None]:
         """An answer proves who is to blame for what failed before it, on either side."""
@@ -406,6 +413,12 @@ class _Legs:
             raise FellBackError("kv_load", over=True)
         free()  # who turns a request away lets its blocks go
         raise FellBackError("decode_refused", over=True)
+
+
+def divisible(path: str, prompt: Prompt, body: bytes) -> bool:
+    """Whether one replica may compute this prompt for another."""
+    whole = prompt.unread is not None or len(prompt.prompts) != 1 or path.partition("?")[0] not in ROUTES
+    return not whole and not any(mark in body for mark in UNDIVIDED)
 
 
 async def _ended(*tasks: asyncio.Task[Any]) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from router.access import AccessLog, Trail, line
 from router.choose.explanation import Explanation
 from router.choose.split import decider
-from router.divided import Divided, FellBackError
+from router.divided import Divided, FellBackError, divisible
 from router.evidence import Evidence
 from router.fleet.replica import State
 from router.learning import Learning
@@ -345,12 +345,25 @@ class Journey:
         ask, _ = await self._reading.ask(path, body)
         prompt = await self._reading.aside(len(body), lambda: self._reading.prompt(ask, path, len(body)))
         replicas = self._candidates(ask.model, ())
-        decision = None
+        decision = split = None
         if replicas:
-            outside = await self._outside(prompt, replicas)
+            divided = self._fleet.divided and divisible(path, prompt, body)
+            computing = self.divided.computing(ask) if divided else []
+            outside = await self._outside(prompt, [*replicas, *computing])
             decision = self._dispatch.weigh(
                 self._clock(), replicas, lambda replica: self._reading.chains(prompt, replica), prompt.tokens, outside
             )
+            if computing and any(replica.decodes for replica in replicas):
+                split = self._dispatch.weigh_split(
+                    self._clock(),
+                    [*replicas, *(each for each in computing if each not in replicas)],
+                    lambda replica: self._reading.chains(prompt, replica),
+                    prompt.tokens,
+                    decider=self._decider,
+                    links=self._links,
+                    answer_tokens=prompt.answer_tokens,
+                    outside=outside,
+                )
         blocks = {view[0]: sum(len(chain.keys) for chain in chains) for view, chains in prompt.chains.items()}
         return Explanation(
             model=ask.model,
@@ -366,6 +379,7 @@ class Journey:
                 for replica in replicas
                 if (record := self._feedback.of(replica.name))
             },
+            split=split,
         )
 
     # -- match, choose, book ------------------------------------------------------------------------------------

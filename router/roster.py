@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from router.config import Address
     from router.feeds import Feeds
     from router.fleet.discovery import Fleet
+    from router.fleet.links import Links
     from router.fleet.probe import Probe
     from router.fleet.rates import Rates
     from router.fleet.replica import Replica, Role
+    from router.handoff.connectors import Connectors
     from router.index.feedback import Feedback
     from router.index.memory import Index
     from router.index.shared import Shared
@@ -54,6 +56,8 @@ class Roster:
         rates: Rates,
         telemetry: Telemetry,
         shared: Shared | None,
+        connectors: Connectors,
+        links: Links,
         blocks: int,
         pool: Callable[[Address], Pool],
         probe: Callable[[Replica], Probe],
@@ -67,6 +71,8 @@ class Roster:
         self._rates = rates
         self._telemetry = telemetry
         self._shared = shared
+        self._connectors = connectors
+        self._links = links
         self._blocks = blocks
         self._pool = pool
         self._probe = probe
@@ -106,6 +112,8 @@ class Roster:
         await self._feeds.detach(name)
         self._index.remove(name)
         self._rates.forget(name)
+        self._connectors.forget(name)
+        self._links.forget(name)
         if self._shared is not None:
             self._shared.left(name)
 

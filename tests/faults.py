@@ -231,6 +231,20 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
             "one line of the log and a gauge say so",
         ),
     },
+    "Prefill and decode apart": {
+        "a stream for the prefill": (
+            "The first leg keeps `stream` or `min_tokens`, and is refused or cannot be read",
+            "it is whole and of one token; the second one is the client's to the byte",
+        ),
+        "ready without a role": (
+            "Ready before any prefill replica is there",
+            "503 that names the role, until each has been there",
+        ),
+        "keys lost between the legs": (
+            "The client's Authorization reaches one leg, or none",
+            "both carry all of the client's headers",
+        ),
+    },
     "Metrics and the store": {
         "renamed metrics": ("A renamed metric reads as zero", "old and new names are read, and missing ones known"),
         "slow metrics": ("A replica's slow, huge or failing /metrics holds up routing", "requests do not notice"),

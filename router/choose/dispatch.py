@@ -209,6 +209,32 @@ class Dispatch:
         blocks = [chains(replica) for replica in replicas]
         return self._decide(copy(self.policy), now, replicas, blocks, tokens, outside=outside)
 
+    def weigh_split(
+        self,
+        now: float,
+        replicas: Sequence[Replica],
+        chains: Callable[[Replica], Sequence[Blocks]],
+        tokens: Sequence[int],
+        *,
+        decider: SplitDecider,
+        links: Links,
+        answer_tokens: int,
+        outside: Outside | None = None,
+    ) -> SplitDecision:
+        """What `place_split` would decide now; likewise."""
+        blocks = [chains(replica) for replica in replicas]
+        return decider.decide(
+            Choice(
+                self._candidates(now, replicas, blocks, tokens, None, outside),
+                [place for place, replica in enumerate(replicas) if replica.prefills],
+                [place for place, replica in enumerate(replicas) if replica.decodes],
+                tokens,
+                answer_tokens,
+                self._rates,
+                links,
+            )
+        )
+
     def _decide(
         self,
         policy: Policy,

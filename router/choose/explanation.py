@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from router.choose.policies import Decision
+    from router.choose.split import SplitDecision
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What was read of a request and what was weighed. `unread`: why only load could guide it, if so. `blocks`: whole
     blocks of all prompts, by block size in tokens. `errors`: each replica's mean error of prediction, and why its cache
-    routing is degraded, if it is.
+    routing is degraded, if it is. `split`: of a request that could be split between two replicas.
     """
 
     model: str | None
@@ -25,6 +26,7 @@ class Explanation:
     decision: Decision | None
     none_because: str | None
     errors: dict[str, tuple[float, str | None]]
+    split: SplitDecision | None = None
 
     def document(self) -> dict[str, Any]:
         """The same for programs."""
@@ -58,10 +60,21 @@ class Explanation:
             "tokens": self.tokens,
             "blocks": {str(size): count for size, count in self.blocks.items()},
             "replicas": replicas,
-            "choice": self.decision.candidate.name if self.decision else None,
-            "reason": self.decision.reason if self.decision else self.none_because,
+            "choice": self._choice(),
+            "reason": self._reason(),
+            "split": None if self.split is None else _split_document(self.split),
             "words": self.words(),
         }
+
+    def _choice(self) -> str | None:
+        if self.split is not None:
+            return self.split.candidates[self.split.decode].name
+        return self.decision.candidate.name if self.decision else None
+
+    def _reason(self) -> str | None:
+        if self.split is not None:
+            return self.split.reason
+        return self.decision.reason if self.decision else self.none_because
 
     def words(self) -> str:
         """The same for people."""
@@ -74,7 +87,7 @@ class Explanation:
             lines = [f"{self.kind} request, {model}: {prompts}{sum(self.tokens)} tokens ({self.read_as}), {blocks}"]
         if self.decision is None:
             return "\n".join([*lines, f"no replica: {self.none_because}"])
-        chosen = self.decision.candidate.name
+        chosen = self._choice()
         weighed = zip(self.decision.candidates, self.decision.prices, strict=True)
         for candidate, price in sorted(weighed, key=lambda pair: pair[1].total_ms):
             name = candidate.name
@@ -93,5 +106,45 @@ class Explanation:
             _, cause = self.errors.get(name, (0.0, None))
             if cause:
                 lines.append(f"     its cache routing is degraded: {cause}")
-        lines.append(f"{chosen} is chosen: {self.decision.reason}")
+        lines += [f"{chosen} is chosen: {self._reason()}"] if self.split is None else _split_words(self.split)
         return "\n".join(lines)
+
+
+def _split_document(split: SplitDecision) -> dict[str, Any]:
+    names, pair = [candidate.name for candidate in split.candidates], split.pair
+    return {
+        "decision": "local" if split.prefill is None else "split",
+        "prefill": None if split.prefill is None else names[split.prefill],
+        "decode": names[split.decode],
+        "local_ms": round(split.local_price.total_ms, 3),
+        "pair": None
+        if pair is None
+        else {
+            "prefill": names[pair.prefill],
+            "decode": names[pair.decode],
+            "prefill_ms": round(pair.price.prefill.total_ms, 3),
+            "transfer_ms": round(pair.price.transfer_ms, 3),
+            "total_ms": round(pair.price.total_ms, 3),
+            "link_bytes_per_second": round(pair.link.bandwidth),
+            "link_is_measured": pair.link.measured,
+            "link_is_fast": pair.link.fast,
+        },
+    }
+
+
+def _split_words(split: SplitDecision) -> list[str]:
+    names, pair = [candidate.name for candidate in split.candidates], split.pair
+    lines = []
+    if pair is not None:
+        price, link = pair.price, pair.link
+        how = "measured" if link.measured else "told"
+        lines.append(
+            f"split: {names[pair.prefill]} computes and {names[pair.decode]} answers: {price.total_ms:.1f} ms, "
+            f"of which prefill {price.prefill.total_ms:.1f} and transfer {price.transfer_ms:.1f} "
+            f"({link.bandwidth / 1e9:.1f} GB/s, {how}); {names[split.local]} alone: {split.local_price.total_ms:.1f} ms"
+        )
+    if split.prefill is None:
+        lines.append(f"{names[split.decode]} does all of it: {split.reason}")
+    else:
+        lines.append(f"{names[split.prefill]} computes the prompt, {names[split.decode]} answers: {split.reason}")
+    return lines

@@ -113,6 +113,10 @@ class Links:
         least = self.between(prefill, decode).latency + size / MOST_BYTES_PER_SECOND
         self.observe(prefill, decode, size=size, seconds=max(seconds - RESUME_SECONDS, least))
 
+    def measured(self) -> list[tuple[str, str, Link]]:
+        """The pairs whose links were measured: prefill, decode, link."""
+        return [(*pair, link) for pair, link in self._pairs.items() if link.measured]
+
     def forget(self, replica: str) -> None:
         """It left the fleet."""
         self._pairs = {pair: link for pair, link in self._pairs.items() if replica not in pair}

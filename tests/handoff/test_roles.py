@@ -20,6 +20,7 @@ async def away(bench: Bench) -> Scripted:
     return replica
 
 
+@pytest.mark.fault("ready without a role")
 async def test_not_ready_before_every_role_is_there(bench: Bench) -> None:
     """Ready with decode replicas alone, a router would be sent traffic that its fleet is not yet made for."""
     prefill, decode = await away(bench), await bench.replica()
