@@ -267,7 +267,10 @@ _MEDIA = frozenset(
 
 
 def medium(part: dict[str, Any], media_begin: str) -> str:
-    """The name of an image or another medium, by all that the request says of it."""
+    """The name of an image or another medium: by the id that the client gives it, which the engine goes by too, else by
+    all that the request says of it."""
+    if isinstance(uuid := part.get("uuid"), str) and uuid:
+        part = {"type": part.get("type"), "uuid": uuid}
     what = hashlib.sha256(json.dumps(part, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{media_begin}{MEDIUM}{what}"
 
@@ -412,6 +415,8 @@ class _Compiled:
 
     @staticmethod
     def _rendered(template: jinja2.Template, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        if "messages" in variables:
+            raise TemplateError("chat_template_kwargs has messages of its own")
         try:
             # Not `Template.render`, which copies the variables twice.
             return "".join(template.root_render_func(template.new_context({**variables, "messages": chat})))

@@ -138,7 +138,7 @@ def read(path: str, body: bytes, beginning: Beginning | None = None) -> Ask:
         ask.reasoning_effort = _typed(value, "reasoning_effort", str)
         ask.add_generation_prompt = value.get("add_generation_prompt") is not False
         _how_it_is_rendered(ask, value)
-    elif kind == "completion" and (prompts := _prompts(value.get("prompt"))):
+    elif kind == "completion" and not value.get("prompt_embeds") and (prompts := _prompts(value.get("prompt"))):
         ask.kind, ask.prompts = kind, prompts
         ask.add_special_tokens = value.get("add_special_tokens") is not False
     elif path.partition("?")[0] in _CONVERTED:
@@ -167,9 +167,13 @@ def _convert(ask: Ask, as_chat: Callable[[dict[str, Any]], apis.AsChat], value: 
 
 
 def _embeddings(ask: Ask, value: dict[str, Any]) -> None:
-    """Texts, or a chat, of which nothing is generated."""
-    messages = value.get("messages")
-    if prompts := _prompts(value.get("input")):
+    """Texts, or a chat, of which nothing is generated (vLLM entrypoints/pooling/embed/protocol.py)."""
+    given, messages = value.get("input"), value.get("messages")
+    if messages is None and isinstance(given, list) and given and all(isinstance(each, dict) for each in given):
+        messages = given
+    if value.get("padding") not in (None, "do_not_pad"):
+        return  # only the engine knows with what, and how far
+    if prompts := _prompts(given):
         ask.kind, ask.prompts = "completion", prompts
         ask.add_special_tokens = value.get("add_special_tokens") is not False
     elif isinstance(messages, list) and messages:

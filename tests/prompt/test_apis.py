@@ -132,5 +132,11 @@ def test_embeddings_are_texts_ids_or_chats() -> None:
         tokens.tokenizer.encode("b", True),
     ]
     assert tokens.tokenize(ask_of("/v1/embeddings", input=[[1, 2], [3]])) == [[1, 2], [3]]
+    for name in ("messages", "input"):
+        (chat,) = tokens.tokenize(ask_of("/v1/embeddings", **{name: [USER]}))
+        assert chat == tokens.tokenizer.encode("<|im_start|>user\nx<|im_end|>\n", False)
+    assert ask_of("/v1/embeddings", input="x", padding="max_length").kind == "other"
+    assert ask_of("/v1/embeddings", input="x", padding="do_not_pad").kind == "completion"
+    assert ask_of("/v1/completions", prompt="x", prompt_embeds="AA==").kind == "other"
     (chat,) = tokens.tokenize(ask_of("/v1/embeddings", messages=[USER]))
     assert chat == tokens.tokenizer.encode("<|im_start|>user\nx<|im_end|>\n", False)

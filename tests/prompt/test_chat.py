@@ -128,6 +128,17 @@ def test_what_no_chat_is_made_of(message: Any) -> None:
         conversation([message], "string")
 
 
+def test_media_go_by_the_id_that_they_are_given() -> None:
+    def name(part: dict[str, Any]) -> str:
+        return rendered("{{ messages[0].content }}", {"role": "user", "content": [part]})
+
+    one = {"type": "image_url", "image_url": {"url": "http://x/1"}}
+    other = {"type": "image_url", "image_url": {"url": "http://x/2"}}
+    assert name(one) != name(other)
+    assert name(one | {"uuid": "a"}) == name(other | {"uuid": "a"}) == name({"type": "image_url", "uuid": "a"})
+    assert name(one | {"uuid": "a"}) != name(one | {"uuid": "b"})
+
+
 def test_a_rendering_leaves_the_request_alone() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [{"role": "assistant", "content": [{"type": "text", "text": "x"}], "tool_calls": [call]}]

@@ -19,6 +19,7 @@ from router.prompt.request import Beginning, read
 from router.prompt.tokens import Tokenizer
 from tests.prompt.templates import LOOKING_AHEAD, ONE_BY_ONE, TEMPLATES
 from tests.prompt.test_against_vllm import TINY
+from tests.prompt.test_mistral import tokenizer as mistral
 
 CHAT = "/v1/chat/completions"
 ROLES = ("user", "assistant", "user", "assistant", "system", "tool")
@@ -29,8 +30,13 @@ def engine() -> Any:
     return Engine.from_file(str(TINY / "tokenizer.json"))
 
 
+MISTRAL = ("v3", "v7", "v13")
+
+
 @lru_cache
 def tokenizer(template: str) -> Tokenizer:
+    if template in MISTRAL:
+        return mistral(template)
     special = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
     return Tokenizer(template, engine(), chat_template=ChatTemplate({"default": TEMPLATES[template]}, special))
 
@@ -42,9 +48,11 @@ def beginning(memo: Memo, body: bytes) -> Beginning | None:
     return Beginning(found, Bodies(memo.bodies).find(body, found))
 
 
-def outcome(reader: Reader, body: bytes, known: Beginning | None, views: list[tuple[str, int, Extra]]) -> Any:
+def outcome(
+    reader: Reader, body: bytes, known: Beginning | None, views: list[tuple[str, int, Extra]], path: str = CHAT
+) -> Any:
     """What incremental reading gives, from this reader's memo."""
-    ask = read(CHAT, body, known)
+    ask = read(path, body, known)
     try:
         rows = reader.rows(ask)
     except PromptError as error:
@@ -62,9 +70,9 @@ def outcome(reader: Reader, body: bytes, known: Beginning | None, views: list[tu
     )
 
 
-def from_scratch(reader: Reader, body: bytes, views: list[tuple[str, int, Extra]]) -> Any:
+def from_scratch(reader: Reader, body: bytes, views: list[tuple[str, int, Extra]], path: str = CHAT) -> Any:
     """The same by `tokenize`, which remembers nothing."""
-    ask = read(CHAT, body)
+    ask = read(path, body)
     try:
         prompts = reader.tokenize(ask)
     except PromptError as error:
@@ -114,16 +122,25 @@ calls = st.lists(
 parts = st.one_of(
     st.fixed_dictionaries({"type": st.just("text"), "text": texts}),
     st.fixed_dictionaries(
-        {"type": st.just("image_url"), "image_url": st.sampled_from([{"url": "a"}, {"url": "b"}, 5])}
+        {"type": st.just("image_url"), "image_url": st.sampled_from([{"url": "a"}, {"url": "b"}, 5])},
+        optional={"uuid": st.sampled_from(["one", "two"])},
     ),
+    st.fixed_dictionaries({"type": st.just("thinking"), "thinking": texts}),
+    st.fixed_dictionaries({"type": st.just("input_audio"), "input_audio": st.just({"data": "AA==", "format": "wav"})}),
+)
+thoughts = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": texts}, optional={"reasoning": texts, "reasoning_content": texts}
 )
 messages = st.one_of(
+    thoughts,
+    st.fixed_dictionaries({"role": st.just("tool"), "content": texts, "tool_call_id": st.just("c")}),
+    st.fixed_dictionaries({"role": st.just("user"), "content": texts, "name": st.sampled_from(["n", "m"])}),
     st.fixed_dictionaries({"role": st.sampled_from(ROLES), "content": texts}),
     st.fixed_dictionaries({"role": st.just("assistant"), "content": texts, "tool_calls": calls}),
     st.fixed_dictionaries(
         {
             "role": st.just("user"),
-            "content": st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": texts}), max_size=3),
+            "content": st.lists(parts, max_size=3),
         }
     ),
     st.fixed_dictionaries({"role": st.just("developer"), "content": texts}),
@@ -146,6 +163,11 @@ options = st.fixed_dictionaries(
         "continue_final_message": st.booleans(),
         "add_special_tokens": st.booleans(),
         "stream": st.booleans(),
+        "documents": st.sampled_from([[], [{"text": "d"}]]),
+        "reasoning_effort": st.sampled_from(["none", "high"]),
+        "chat_template": st.sampled_from(["{{ messages[0].content }}", "{% if %}"]),
+        "cache_salt": st.just("s"),
+        "n": st.just(2),
         "chat_template_kwargs": st.sampled_from([{}, {"enable_thinking": False}, {"messages": 1}, {"eos_token": "E"}]),
         "kv_transfer_params": st.just({"messages": [1]}),
         "messages": st.just([{"role": "user", "content": "another"}]),
@@ -173,7 +195,7 @@ tame = st.one_of(
     st.fixed_dictionaries({"role": st.just("assistant"), "content": texts, "tool_calls": calls}),
 )
 tame_templates = st.sampled_from(["chatml", "headers", "neighbours", "parts", "plain"])
-templates = st.sampled_from(sorted(ONE_BY_ONE | LOOKING_AHEAD)) | st.sampled_from(sorted(TEMPLATES))
+templates = st.sampled_from(sorted(ONE_BY_ONE | LOOKING_AHEAD)) | st.sampled_from([*sorted(TEMPLATES), *MISTRAL])
 
 
 @st.composite
@@ -219,7 +241,7 @@ VIEWS = [("sha256_cbor", 16, NO_EXTRA), ("xxhash", 5, Extra("l", "/l", "salt"))]
 def agrees(requests: list[tuple[str, bytes]], limit: int, exact: bool) -> None:
     memo = Memo(limit)
     for template, body in requests:
-        reader = Reader(tokenizer(template) if exact else None, memo)
+        reader = Reader(tokenizer(template) if exact else None, memo, trust_request_chat_template=True)
         known = beginning(memo, body)
         assert outcome(reader, body, known, VIEWS) == from_scratch(reader, body, VIEWS)
         assert memo.held <= limit
@@ -238,3 +260,97 @@ def test_incremental_is_from_scratch(requests: list[tuple[str, bytes]], limit: i
 @given(conversations(wild=False), limits)
 def test_incremental_is_from_scratch_where_beginnings_are_known(requests: list[tuple[str, bytes]], limit: int) -> None:
     agrees(requests, limit, True)
+
+
+# -- what is no chat completion ----------------------------------------------------------------------------------
+
+long_texts = st.builds(
+    lambda text, word, times: text + word * times, texts, st.sampled_from(WORDS), st.sampled_from([0, 90])
+)
+ids = st.lists(st.integers(0, 4000), min_size=1, max_size=40)
+given_prompts = st.one_of(long_texts, st.lists(long_texts, max_size=3), ids, st.lists(ids, max_size=3))
+block = st.one_of(
+    st.fixed_dictionaries({"type": st.just("text"), "text": texts}),
+    st.fixed_dictionaries({"type": st.just("image"), "source": st.just({"type": "url", "url": "a"})}),
+    st.fixed_dictionaries({"type": st.just("thinking"), "thinking": texts}),
+    st.fixed_dictionaries(
+        {"type": st.just("tool_use"), "id": st.just("c"), "name": st.just("f"), "input": st.just({})}
+    ),
+    st.fixed_dictionaries({"type": st.just("tool_result"), "tool_use_id": st.just("c"), "content": texts}),
+)
+item = st.one_of(
+    messages,
+    st.fixed_dictionaries({"type": st.just("reasoning"), "content": st.just([{"type": "text", "text": "hm"}])}),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("function_call"),
+            "call_id": st.just("c"),
+            "name": st.just("f"),
+            "arguments": st.sampled_from(["{}", '{"x": 1}', "no json"]),
+        }
+    ),
+    st.fixed_dictionaries({"type": st.just("function_call_output"), "call_id": st.just("c"), "output": texts}),
+)
+others = st.one_of(
+    st.tuples(
+        st.just("/v1/completions"),
+        st.fixed_dictionaries(
+            {"prompt": given_prompts},
+            optional={
+                "add_special_tokens": st.booleans(),
+                "n": st.just(2),
+                "prompt_embeds": st.sampled_from([None, "AA=="]),
+                "truncate_prompt_tokens": st.just(5),
+            },
+        ),
+    ),
+    st.tuples(
+        st.just("/v1/embeddings"),
+        st.one_of(
+            st.fixed_dictionaries({"input": given_prompts}, optional={"add_special_tokens": st.booleans()}),
+            st.fixed_dictionaries({"input": st.lists(messages, min_size=1, max_size=3)}),
+            st.builds(lambda chat, more: {**more, "messages": chat}, st.lists(messages, max_size=3), options),
+        ),
+    ),
+    st.tuples(
+        st.just("/v1/responses"),
+        st.fixed_dictionaries(
+            {"input": long_texts | st.lists(item, max_size=4)},
+            optional={"instructions": texts, "reasoning": st.just({"effort": "high"})},
+        ),
+    ),
+    st.tuples(
+        st.just("/v1/messages"),
+        st.fixed_dictionaries(
+            {
+                "messages": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "role": st.sampled_from(["user", "assistant", "user", "system"]),
+                            "content": long_texts | st.lists(block, max_size=3),
+                        }
+                    ),
+                    max_size=4,
+                )
+            },
+            optional={
+                "system": texts,
+                "thinking": st.just({"type": "disabled"}),
+                "tools": st.just([{"name": "f", "input_schema": {}}]),
+            },
+        ),
+    ),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(templates, others), min_size=1, max_size=5), limits, st.booleans())
+def test_other_requests_are_read_as_from_scratch(
+    requests: list[tuple[str, tuple[str, dict[str, Any]]]], limit: int, exact: bool
+) -> None:
+    memo = Memo(limit)
+    for template, (path, asked) in requests:
+        reader = Reader(tokenizer(template) if exact else None, memo)
+        body = json.dumps(asked).encode()
+        assert outcome(reader, body, None, VIEWS, path) == from_scratch(reader, body, VIEWS, path)
+        assert memo.held <= limit
