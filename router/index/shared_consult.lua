@@ -16,7 +16,7 @@
 local ns, spread = KEYS[1], unpack
 local sub, find, byte, unpack, pack = string.sub, string.find, string.byte, struct.unpack, struct.pack
 local PAGE, RECORD = 128, 9
-local prefix = ns .. ':p:'
+local prefix, get = ns .. ':p:', redis.call
 
 local marks = redis.call('GET', ns .. ':f')
 if not marks or sub(marks, 1, 16) ~= ARGV[1] then
@@ -58,13 +58,12 @@ local function is_told(slot)
   return till / 2 > now_ms
 end
 
-local formats = {}
-local function records_of(some)
-  formats[some] = formats[some] or '>' .. string.rep('I2BBI5', some)
-  return formats[some]
+local formats, holders = {}, {}
+for some = 1, 16 do
+  formats[some], holders[some] = string.rep('<I2>BBI5', some), string.rep('<I2>xxI5', some)
 end
 -- A few replicas are searched for in a page's text, many are found by reading all of it.
-local FEW = 6
+local FEW = 10
 
 local found, said, more
 local pages, chain
@@ -82,7 +81,7 @@ local tags = {}
 local function tag_of(slot)
   local tag = tags[slot]
   if not tag then
-    tag = pack('>I2', slot)
+    tag = pack('<I2', slot)
     tags[slot] = tag
   end
   return tag
@@ -120,21 +119,52 @@ local function holds(text, slot)
   return false
 end
 
--- Takes those that hold the page's first block out of `set` (of `n` replicas); returns them and how many. Costs as much
--- as the fewer of the two: the page's records, or the replicas that are looked for.
+-- Where the records of a page begin that has one path, as most have; nil for others.
+local function records_at(text)
+  local keys, high, low = byte(text, 1, 3)
+  local at = keys * 8 + 4
+  return #text == at - 1 + RECORD * (high * 256 + low) and at or nil
+end
+
+-- A replica's chain ends in a page of one path, where it has one record: how far it goes. Whether that is so.
+local function ends_here(number, text, at, place, slot)
+  local len, own = byte(text, place + 2, place + 3)
+  if find(text, tag_of(slot), place + RECORD, true)
+    or sub(text, 4, len * 8 + 3) ~= sub(chain, number * PAGE + 1, number * PAGE + len * 8) then
+    return false
+  end
+  if own > 127 then
+    own, more[slot] = own - 128, true
+  end
+  found[slot], said[slot] = number * 16 + len, own < len
+  return true
+end
+
+-- Takes those that hold the page's first block out of `set` (of `n` replicas); returns them, how many they are, and for
+-- how many others it is settled that they end here. Costs as much as the fewer of the two: the page's records, or the
+-- replicas that are looked for.
 local function split(number, set, n)
   local text = page(number)
-  local yes, count = {}, 0
+  local yes, count, ended = {}, 0, 0
   if not text then
-    return yes, count
+    return yes, count, ended
   end
   if n <= FEW then
+    local at = records_at(text)
     for slot in pairs(set) do
-      if holds(text, slot) then
+      local place, there = at and find(text, tag_of(slot), at, true), nil
+      if place and (place - at) % RECORD == 0 and unpack('>I5', text, place + 4) >= floors[slot] then
+        there = true
+      elseif place or not at then
+        there = holds(text, slot) and 1
+      end
+      if there == true and byte(text, place + 2) < 16 and ends_here(number, text, at, place, slot) then
+        set[slot], ended = nil, ended + 1
+      elseif there then
         set[slot], yes[slot], count = nil, true, count + 1
       end
     end
-    return yes, count
+    return yes, count, ended
   end
   local at, size = 1, #text
   while at < size do
@@ -143,17 +173,17 @@ local function split(number, set, n)
     at = at + keys * 8
     while records > 0 do
       local some = records < 16 and records or 16
-      local t = { unpack(records_of(some), text, at) }
-      for i = 1, some * 4, 4 do
+      local t = { unpack(holders[some], text, at) }
+      for i = 1, some * 2, 2 do
         local slot = t[i]
-        if set[slot] and t[i + 3] >= floor_of(slot) then
+        if set[slot] and t[i + 1] >= floors[slot] then
           set[slot], yes[slot], count = nil, true, count + 1
         end
       end
       at, records = at + some * RECORD, records - some
     end
   end
-  return yes, count
+  return yes, count, ended
 end
 
 -- How far the `n` replicas of `set` go within a page of which all hold the first block.
@@ -194,7 +224,7 @@ local function finish(number, set, n)
     if n > FEW then
       while records > 0 do
         local some = records < 16 and records or 16
-        local t = { unpack(records_of(some), text, at) }
+        local t = { unpack(formats[some], text, at) }
         for i = 1, some * 4, 4 do
           if set[t[i]] then
             look(t[i], t[i + 1], t[i + 2], t[i + 3], common)
@@ -219,26 +249,56 @@ local function finish(number, set, n)
   end
 end
 
+-- The same for one replica, with less ado.
+local function search_one(low, high, slot)
+  local tag, floor, last = tag_of(slot), floors[slot], pages[low]
+  while high - low > 1 do
+    local middle = (low + high - (low + high) % 2) / 2
+    local text = pages[middle]
+    if text == nil then
+      text = get('GET', prefix .. sub(chain, middle * PAGE + 1, middle * PAGE + 8))
+    end
+    local there = false
+    if text then
+      local at = records_at(text)
+      local place = at and find(text, tag, at, true)
+      if place and (place - at) % RECORD == 0 and unpack('>I5', text, place + 4) >= floor then
+        if byte(text, place + 2) < 16 and ends_here(middle, text, at, place, slot) then
+          return
+        end
+        there = true
+      elseif place or not at then
+        there = holds(text, slot)
+      end
+    end
+    if there then
+      low, last = middle, text
+    else
+      high = middle
+    end
+  end
+  local at = records_at(last)
+  local place = at and find(last, tag, at, true)
+  if place and (place - at) % RECORD == 0 and unpack('>I5', last, place + 4) >= floor
+    and ends_here(low, last, at, place, slot) then
+    return
+  end
+  pages[low] = last
+  finish(low, { [slot] = true }, 1)
+end
+
 -- All `n` of `set` hold page `low`, none holds page `high`.
 local function search(low, high, set, n)
   while n > 0 do
     if n == 1 then
-      local slot = next(set)
-      while high - low > 1 do
-        local middle = math.floor((low + high) / 2)
-        local text = page(middle)
-        if text and holds(text, slot) then
-          low = middle
-        else
-          high = middle
-        end
-      end
+      return search_one(low, high, (next(set)))
     end
     if high - low == 1 then
       return finish(low, set, n)
     end
     local middle = math.floor((low + high) / 2)
-    local yes, count = split(middle, set, n)
+    local yes, count, ended = split(middle, set, n)
+    n = n - ended
     if count == 0 then
       high = middle
     else
@@ -332,6 +392,7 @@ for a = 3, #ARGV, 2 do
     local high, low = byte(numbers, i, i + 1)
     local slot = high * 256 + low
     wanted[#wanted + 1], set[slot] = slot, true
+    floor_of(slot)
   end
   if #chain > 0 then
     local yes, count = split(0, set, #wanted)

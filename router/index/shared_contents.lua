@@ -16,7 +16,7 @@ local AGAIN, REMOVED, MORE = 1, 2, 4
 local PATHS = 64
 local me, lease = ARGV[3], tonumber(ARGV[4])
 local slot, epoch = unpack('>I2I4', ARGV[5])
-local state, tag = state_of(slot), pack('>I2', slot)
+local state, tag = state_of(slot), pack('<I2', slot)
 
 if epoch ~= state.epoch then
   return -1

@@ -5,7 +5,7 @@
 local ns, spread = KEYS[1], unpack
 local sub, find, byte, char = string.sub, string.find, string.byte, string.char
 local unpack, pack, floor_ = struct.unpack, struct.pack, math.floor
-local PAGE, ONE, SIZE = 128, '>I2BBI5', 9
+local PAGE, ONE, SIZE = 128, '<I2>BBI5', 9
 -- A replica's marks: its floor (6), its epoch (4), until when its contents are told by a writer (6: ms, twice; plus one
 -- where they are whole).
 local MARKS = 16

@@ -98,7 +98,7 @@ end
 
 local function put(name, slot, state, kind, keys, start, prompt_end, last, stamp, prune)
   local paths, touched = read(redis.call('GET', name), prune), {}
-  local tag, floor = pack('>I2', slot), floor_of(slot)
+  local tag, floor = pack('<I2', slot), floor_of(slot)
   local into, longest, opened = overlay(paths, tag, floor, keys, touched)
   local n = #keys / 8
   for i = 1, n do
@@ -148,7 +148,7 @@ local function cut(name, slot, state, keys, keep)
   if not text then
     return
   end
-  local paths, tag, floor = read(text, false), pack('>I2', slot), floor_of(slot)
+  local paths, tag, floor = read(text, false), pack('<I2', slot), floor_of(slot)
   local gone, held = {}, {}
   for p = 1, #paths do
     local path = paths[p]
@@ -185,7 +185,7 @@ end
 
 -- The first page of a part from which on a replica is not known to hold the chain.
 local function first_missing(slot, chain)
-  local tag, floor = pack('>I2', slot), floor_of(slot)
+  local tag, floor = pack('<I2', slot), floor_of(slot)
   local low, high = 0, math.ceil(#chain / PAGE) -- low: all before are held
   while low < high do
     local middle = floor_((low + high) / 2)
@@ -227,7 +227,7 @@ local function beside(kind, slot, epoch, base, chain, start, total, prompt_end, 
   if kind == ENDED then
     if start + blocks == total then
       local name = ns .. ':e:' .. sub(chain, -8)
-      local before, tag = redis.call('GET', name) or '', pack('>I2', slot)
+      local before, tag = redis.call('GET', name) or '', pack('<I2', slot)
       for at = 1, #before, 2 do
         if sub(before, at, at + 1) == tag then
           return base, blocks
