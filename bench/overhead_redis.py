@@ -25,8 +25,10 @@ from rich.table import Table
 
 from bench.overhead_decision import Figure
 from bench.report import print_json, progress, write_json
+from router.index.pages import PAGE_BLOCKS
 from router.index.shared import Member, Options, Shared
 from router.index.shared_embedded import Embedded
+from router.index.shared_known import ToldKnown
 from router.index.shared_link import Link, LinkError, Target, parse_targets
 
 if TYPE_CHECKING:
@@ -58,6 +60,22 @@ class Bench:
         self._plain = b"{%s}:plain" % namespace.encode()
         self._chance = Random(seed)
         self.names = Fleet().names
+        self._heard: dict[str, ToldKnown] = {}
+
+    async def hear(self) -> None:
+        """The replicas' events are heard from now on, and this router tells what they say."""
+        for name in self.names:
+            known = self._heard[name] = ToldKnown(POOL, POOL)
+            known.trust()
+            self._shared.hear(name, known)
+        while not all(map(self._shared.is_writer, self.names)):  # noqa: ASYNC110 - it has nobody to tell
+            await asyncio.sleep(0.001)
+
+    async def stored(self, replica: str, keys: list[int]) -> None:
+        """The replica says that it holds a chain; wait until the store has it."""
+        self._heard[replica].stored(keys, None, medium="GPU", group=0, scale=1)
+        while self._shared.untold_pages:  # noqa: ASYNC110
+            await asyncio.sleep(0.0002)
 
     def chain(self, length: int) -> list[int]:
         return [self._chance.getrandbits(64) for _ in range(length)]
@@ -68,7 +86,7 @@ class Bench:
 
     async def tell(self, replica: str, keys: list[int], *, ended: bool = False) -> None:
         """Record it, and wait until the store has it: one after the other, so that each run makes the same calls."""
-        self._shared.record(replica, keys, ended=ended, prompt_end=len(keys) - 1)
+        self._shared.record(replica, keys, ended=ended, prompt_end=len(keys) - 1, soon_seconds=60.0)
         await self._told()
 
     async def ask(self, keys: list[int]) -> dict[str, int]:
@@ -216,6 +234,29 @@ async def bytes_per_block(target: Target, seed: int) -> tuple[float, float, floa
         return await grown(long), await grown(short), await grown(popular)
 
 
+async def told_by_events(target: Target, runs: int, seed: int) -> tuple[float, float]:
+    """Server's CPU, us: of a decision where a router tells what all replicas hold, the same as in `traffic`, and ten of
+    them wait for what they were just sent; and of each page that is told."""
+    async with AsyncExitStack() as stack:
+        bench = await _bench(stack, target, "told", seed)
+        await bench.hear()
+        talk = bench.chain(BLOCKS - TAIL)
+        depths = [len(talk), *(SYSTEM + 613 * number for number in range(1, 9)), *[SYSTEM] * (REPLICAS - 9)]
+        begun = await bench.cpu_us()
+        for name, depth in zip(bench.names, depths, strict=True):
+            await bench.stored(name, talk[:depth])
+        page = (await bench.cpu_us() - begun) / sum(-(-depth // PAGE_BLOCKS) for depth in depths)
+        prompts = [talk + bench.chain(TAIL) for _ in range(runs)]
+        if list((await bench.ask(prompts[0])).values()) != depths:
+            raise ValueError("the store's answer is wrong")
+        for name in bench.names[20:30]:
+            await bench.tell(name, talk[: SYSTEM + 400])
+        await timed(runs, lambda number: bench.ask(prompts[number]))  # warm
+        cpu = await bench.cpu_us()
+        await timed(runs, lambda number: bench.ask([*prompts[number]]))
+        return (await bench.cpu_us() - cpu) / runs, page
+
+
 async def measure(target: Target, *, runs: int, seed: int) -> tuple[str, list[Figure]]:
     """The server's version, and all figures."""
     async with AsyncExitStack() as stack:
@@ -245,6 +286,7 @@ async def measure(target: Target, *, runs: int, seed: int) -> tuple[str, list[Fi
         worst_cpu = await bench.cpu_us()
         worst50, _ = await timed(runs, lambda number: bench.ask([*prompts[number]]))
         worst_cpu = (await bench.cpu_us() - worst_cpu) / runs
+    told, page = await told_by_events(target, runs, seed)
     longest = await held_up(target, seed)
     long, short, popular = await bytes_per_block(target, seed)
     return version, [
@@ -254,6 +296,8 @@ async def measure(target: Target, *, runs: int, seed: int) -> tuple[str, list[Fi
         Figure("decision, server's CPU", cpu, "us", 250.0),
         Figure("each replica at another depth, median", worst50, "ms"),
         Figure("each replica at another depth, server's CPU", worst_cpu, "us"),
+        Figure("contents told by events, server's CPU", told, "us"),
+        Figure("a page told by events, server's CPU", page, "us"),
         Figure("plain GET, median", get50, "ms"),
         Figure("plain GET, 99th percentile", get99, "ms"),
         Figure("plain GET, server's CPU", get_cpu, "us"),

@@ -776,6 +776,7 @@ def _time(first: float | None) -> str:
 def _shared_metrics(shared: Shared) -> Iterable[Metric]:
     yield GaugeMetricFamily("warmroute_shared_online", "1 where the shared store is used.", float(shared.online))
     yield GaugeMetricFamily("warmroute_shared_queue_blocks", "Blocks it is to be told of.", shared.waiting_blocks)
+    yield GaugeMetricFamily("warmroute_shared_untold_pages", "Of what engines hold, to be told.", shared.untold_pages)
     yield CounterMetricFamily("warmroute_shared_dropped_blocks", "Blocks never told.", shared.dropped_blocks)
     yield CounterMetricFamily("warmroute_shared_timeouts", "Decisions that waited in vain.", shared.timeouts)
     yield CounterMetricFamily("warmroute_shared_faults", "Times that the connection was given up.", shared.faults)

@@ -40,6 +40,7 @@ class Listening:
     """One rank that is heard."""
 
     rank: int
+    source: Source
     feed: Feed
     subscription: Subscription
     task: asyncio.Task[None]
@@ -189,7 +190,7 @@ class Feeds:
             subscription = Subscription(self._context, source, feed, self._connection(label, source))
             task = asyncio.create_task(subscription.run())
             task.add_done_callback(self._ended(label, feed))
-            heard.append(Listening(rank, feed, subscription, task))
+            heard.append(Listening(rank, source, feed, subscription, task))
 
     @staticmethod
     def _ended(label: str, feed: Feed) -> Callable[[asyncio.Task[None]], None]:
@@ -214,7 +215,7 @@ class Feeds:
         def tell(feed: Feed) -> None:
             replica.hashing = None if feed.naming.mode is Mode.UNPROVEN else feed.naming.hashing
             self._tell_changed(replica.name)
-            line = self._line(feed)
+            line = self._line(feed, self._hint(replica.name, feed))
             if self._said.get(label) != line:
                 self._said[label] = line
                 level = logging.WARNING if feed.state in (State.LOST, State.SILENT, State.UNUSABLE) else logging.INFO
@@ -222,10 +223,16 @@ class Feeds:
 
         return tell
 
+    def _hint(self, name: str, feed: Feed) -> str:
+        for each in self._heard.get(name, []):
+            if each.feed is feed and feed.state is State.JOINING:
+                return _check(each.source, name, connected=each.subscription.connected)
+        return ""
+
     @staticmethod
-    def _line(feed: Feed) -> str:
+    def _line(feed: Feed, hint: str = "") -> str:
         naming = feed.naming
-        state = f"{feed.state.value}{f' ({feed.why})' if feed.why else ''}"
+        state = f"{feed.state.value}{f' ({feed.why})' if feed.why else ''}{f'; {hint}' if hint else ''}"
         if naming.mode is Mode.UNPROVEN:
             return state
         if naming.mode is Mode.TRANSLATED:
@@ -245,7 +252,7 @@ class Feeds:
         heard = self._heard.get(name)
         if not heard:
             return "predicted"
-        lines = dict.fromkeys(self._line(each.feed) for each in heard)
+        lines = dict.fromkeys(self._line(each.feed, self._hint(name, each.feed)) for each in heard)
         ranks = f"{len(heard)} ranks, " if len(heard) > 1 else ""
         return f"KV events: {ranks}{'; '.join(lines)}"
 
@@ -306,3 +313,30 @@ class Feeds:
                 for known in State:
                     state.add_metric([*where, known.name.lower()], float(feed.state is known))
         yield from (batches, gaps, replays, lost, malformed, repeated, restarts, events, lag, state)
+
+
+def _check(source: Source, replica: str, *, connected: bool) -> str:
+    """What to look at where nothing is heard. vLLM listens where an endpoint has a `*`, and else connects to it
+    (distributed/kv_events.py `ZmqEventPublisher`)."""
+    port = source.endpoint.rpartition(":")[2]
+    if source.binds:
+        return (
+            "" if connected else f"no engine connects to {source.endpoint}: its endpoint must be this router's address"
+        )
+    for endpoint in (source.endpoint, source.replay):
+        if endpoint is not None and _loopback(endpoint.partition("://")[2]) and not _loopback(replica):
+            return f"{endpoint} is an address within the engine's own machine: with `*` in place of it all can hear"
+    if not connected:
+        return (
+            f"nobody listens at {source.endpoint} as seen from here: its port must be open, and the engine's "
+            f'--kv-events-config needs "endpoint": "tcp://*:{port}", with the `*`'
+        )
+    if source.replay is not None:
+        port = source.replay.rpartition(":")[2]
+        return f'{source.replay} must be open too, and "replay_endpoint" needs the `*`, as in "tcp://*:{port}"'
+    return ""
+
+
+def _loopback(where: str) -> bool:
+    host = where.rpartition(":")[0].strip("[]")
+    return host == "localhost" or host == "::1" or host.startswith("127.")

@@ -206,6 +206,11 @@ class Shared:
         return self._backlog.blocks
 
     @property
+    def untold_pages(self) -> int:
+        """Pages of what engines hold that this router is still to tell."""
+        return sum(each.untold for name, each in self._contents.items() if each.tellable and self.is_writer(name))
+
+    @property
     def dropped_blocks(self) -> int:
         """Blocks that it will never be told of: too many waited, or it would not take them."""
         return self._backlog.dropped_blocks

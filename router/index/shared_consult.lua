@@ -313,35 +313,50 @@ end
 -- To which depth a replica that holds the chain to `depth` will hold it soon, and from which block on that goes without
 -- a gap. Entries of prompts on their way: see shared_pages.lua.
 local soon_pages
+-- The entries of a page that count: by replica, where each one's run begins and how far into the page it goes.
 local function soon_page(number)
-  local text = soon_pages[number]
-  if text == nil then
-    text = redis.call('GET', ns .. ':s:' .. sub(chain, number * PAGE + 1, number * PAGE + 8))
-    soon_pages[number] = text
+  local runs = soon_pages[number]
+  if runs ~= nil then
+    return runs
   end
-  return text
+  local text = redis.call('GET', ns .. ':s:' .. sub(chain, number * PAGE + 1, number * PAGE + 8))
+  runs = text and {} or false
+  local at, here = 1, text and sub(chain, number * PAGE + 1, number * PAGE + PAGE)
+  while text and at < #text do
+    local keys = byte(text, at)
+    local tail = at + 1 + keys * 8
+    local slot, epoch, run, till = unpack('>I2BI2I5', text, tail)
+    floor_of(slot)
+    if epoch == epochs[slot] % 256 and till > now_ms then
+      local common = 0
+      if sub(text, at + 1, tail - 1) == sub(here, 1, keys * 8) then
+        common = keys
+      else
+        while common < keys
+          and sub(text, at + 1 + common * 8, at + 8 + common * 8) == sub(here, common * 8 + 1, common * 8 + 8) do
+          common = common + 1
+        end
+      end
+      local of = runs[slot] or {}
+      runs[slot], of[#of + 1], of[#of + 2] = of, run, common
+    end
+    at = tail + 10
+  end
+  soon_pages[number] = runs
+  return runs
 end
 
 -- How far the entries of a replica go within a page, of those whose run is there from page `from` on or earlier; and
 -- where that run begins.
 local function soon_within(slot, number, from)
-  local text = soon_page(number)
-  local at, best, first = 1, 0, nil
-  while text and at < #text do
-    local keys = byte(text, at)
-    local tail = at + 1 + keys * 8
-    local who, epoch, run, till = unpack('>I2BI2I5', text, tail)
-    if who == slot and epoch == epochs[slot] % 256 and run <= from and till > now_ms then
-      local common = 0
-      while common < keys and sub(text, at + 1 + common * 8, at + 8 + common * 8)
-        == sub(chain, number * PAGE + common * 8 + 1, number * PAGE + common * 8 + 8) do
-        common = common + 1
-      end
-      if common > best then
-        best, first = common, run
+  local runs, best, first = soon_page(number), 0, nil
+  local of = runs and runs[slot]
+  if of then
+    for i = 1, #of, 2 do
+      if of[i] <= from and of[i + 1] > best then
+        best, first = of[i + 1], of[i]
       end
     end
-    at = tail + 10
   end
   return best, first
 end

@@ -37,6 +37,11 @@ class Contents:
     def tellable(self) -> bool:
         return self.known.tellable
 
+    @property
+    def untold(self) -> int:
+        """Pages, and steps of telling everything, that are still to come."""
+        return self.known.pages.waiting + len(self._parts) + self._due + (self._left is not None)
+
     def anew(self) -> None:
         """Everything has to be told again."""
         self._due = True

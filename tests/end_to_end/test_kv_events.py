@@ -305,6 +305,22 @@ async def test_an_engine_that_connects_to_the_router(fleet: Fleet) -> None:
     assert feed(router, fake).state is State.LIVE
 
 
+async def test_an_endpoint_that_nobody_listens_at_says_what_to_check(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.feeds.SETTLE_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Without a `*` the engine connects to its endpoint instead of listening there.
+    fake = await fleet.fake(*SMALL, *publishing(endpoint=f"tcp://127.0.0.1:{port}", replay_endpoint=None))
+    router = await fleet.router(fake)
+    assert f'"endpoint": "tcp://*:{port}", with the `*`' in router.announcement()
+    client = Client(await fleet.openai(router))
+    for again in range(2):  # predicted all the same
+        predicted, delivered, _ = await client.ask(list(range(100, 300)))
+        assert predicted == delivered == again * 192
+
+
 async def test_events_can_be_left_alone(fleet: Fleet) -> None:
     fake = await fleet.fake(*SMALL, *publishing())
     router = await fleet.router(fake, kv_events="false")

@@ -33,10 +33,7 @@ async def settled(*routers: Router, hearing: Router, fakes: list[Fake]) -> None:
     def told() -> bool:
         shared = hearing.shared
         assert shared is not None
-        mine = [each for name, each in shared._contents.items() if each.tellable and shared.is_writer(name)]
-        return caught_up(hearing, *fakes) and not any(
-            each.known.pages.waiting or each._left is not None or each._due for each in mine
-        )
+        return caught_up(hearing, *fakes) and not shared.untold_pages
 
     await until(told, "all is told")
     for router in routers:
