@@ -27,6 +27,8 @@ DEFAULT_SEED = "vllm-none-hash"
 """What vLLM >= 0.29 seeds sha256 and sha256_cbor with where PYTHONHASHSEED is unset. An xxhash engine then draws a
 random seed: its hashes can't be reproduced unless PYTHONHASHSEED is set there."""
 
+_AT_ONCE = 16 * 1024  # token ids
+
 _PICKLE_PROTOCOL = 5  # pickle.HIGHEST_PROTOCOL of CPython 3.8 to 3.14, which is what vLLM asks for
 
 
@@ -143,7 +145,7 @@ class Hasher:
 
     def blocks(self, tail: Sequence[int], tokens: Sequence[int], block_size: int) -> Iterator[tuple[int, ...]]:
         """The full blocks of token ids, as the tuples that the engine serialises."""
-        ids = iter(_ints(tokens)) if not tail else chain(_ints(tail), _ints(tokens))
+        ids = chain(_ints(tail), _ints(tokens)) if tail else iter(_ints(tokens))
         return zip(*[ids] * block_size, strict=False)
 
     def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
@@ -238,9 +240,14 @@ def _whole(hasher: Links, tokens: Sequence[int], block_size: int, extra: Extra) 
     return chain_of(run.keys, run, block_size, len(tokens), hasher, extra)
 
 
-def _ints(tokens: Sequence[int]) -> Sequence[int]:
-    """The same in a list, which gives its items faster than an array does."""
-    return tokens.tolist() if isinstance(tokens, array) else tokens
+def _ints(tokens: Sequence[int]) -> Iterable[int]:
+    """The same from lists, which give their items faster than an array does; a long one in parts, as a list is made in
+    one step for all threads."""
+    if not isinstance(tokens, array):
+        return tokens
+    if len(tokens) <= _AT_ONCE:
+        return tokens.tolist()
+    return chain.from_iterable(tokens[i : i + _AT_ONCE].tolist() for i in range(0, len(tokens), _AT_ONCE))
 
 
 def _joined(tail: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:

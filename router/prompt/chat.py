@@ -16,6 +16,7 @@ import jinja2
 import jinja2.ext
 import jinja2.meta
 from jinja2 import nodes
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.prompt.turns import MARK, analyse, marked, plain, tried
@@ -418,8 +419,11 @@ class _Compiled:
         if "messages" in variables:
             raise TemplateError("chat_template_kwargs has messages of its own")
         try:
-            # Not `Template.render`, which copies the variables twice.
-            return "".join(template.root_render_func(template.new_context({**variables, "messages": chat})))
+            # Not `Template.render`, which copies the variables twice and notes which of them are the template's own.
+            whole = {**template.globals, **variables, "messages": chat}
+            return "".join(
+                template.root_render_func(Context(template.environment, whole, template.name, template.blocks))
+            )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateError(f"the chat template refuses this chat: {error}") from error
         except RecursionError as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 
 import cbor2
 import pytest
@@ -75,6 +76,13 @@ def test_extending_equals_hashing_the_whole(
 def test_extending_bytes_equals_hashing_the_whole(a: bytes, b: bytes, size: int, extra: Extra) -> None:
     hasher = ByteHasher()
     assert hasher.chain(a, size, extra).extend(b) == hasher.chain(a + b, size, extra)
+
+
+def test_a_long_array_hashes_as_a_list_does() -> None:
+    tokens = [i % 50_000 for i in range(40_000)]
+    hasher = Hasher("sha256", "0")
+    assert hasher.chain(array("I", tokens), 16).keys == hasher.chain(tokens, 16).keys
+    assert hasher.chain(array("I", [7]), 16).extend(array("I", tokens)).keys == hasher.chain([7, *tokens], 16).keys
 
 
 def test_extending_leaves_the_parent_alone() -> None:
