@@ -100,7 +100,7 @@ class Leg:
         shown: Headers = []
         if self.split is not None:
             # What the engines know it by may be another name.
-            head.headers = [header for header in head.headers if header[0].lower() != REQUEST_ID]
+            head.drop(REQUEST_ID)
         if self.request_id and head.header(REQUEST_ID) is None:
             shown.append((b"X-Request-Id", self.request_id))
         if not self._show_choice:

@@ -144,16 +144,10 @@ class Attempt:
 
     async def run(self, pool: Pool, body: bytes) -> Outcome:
         """Ends with the attempt; a cancelled one leaves the replica at once, so that it stops working for nobody."""
-        address = pool.address
-        head = request_head(
-            self._request,
-            len(body),
-            address.authority.encode("latin-1"),
-            address.base.encode("latin-1"),
-            self._added,
-        )
+        head = request_head(self._request, len(body), pool.authority, pool.base, self._added)
         head_only = self._request.method == b"HEAD"
-        self._timer = self._loop.call_later(self._patience.first_byte, self._check_time)
+        # One timer for both bounds: it comes in time for the shorter one, and looks then which of them holds.
+        self._timer = self._loop.call_later(min(self._patience.first_byte, self._patience.idle), self._check_time)
         try:
             connection = await pool.connection()
             while True:
@@ -201,10 +195,6 @@ class Attempt:
         self._silent = False
         self._last = self._loop.time()
         self._status = head.status
-        if self._timer is not None:
-            # It was set for the first byte; from here on another bound holds.
-            self._timer.cancel()
-            self._timer = self._loop.call_later(self._patience.idle, self._check_time)
 
     def head(self, head: Head) -> None:
         self._begun(head)
@@ -370,7 +360,7 @@ class Attempt:
         bound = self._patience.first_byte if self._silent else self._patience.idle
         quiet = self._loop.time() - self._last
         if quiet < bound:
-            self._timer = self._loop.call_later(bound - quiet, self._check_time)
+            self._timer = self._loop.call_later(min(bound - quiet, self._patience.idle), self._check_time)
             return
         if self._silent:
             self._settle(Outcome(Ending.SILENT, why=f"no answer within {bound:g} s (first_byte_timeout_seconds)"))

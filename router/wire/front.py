@@ -7,7 +7,6 @@ arrive, and gives each request to `Door.serve` as a task that is cancelled the m
 from __future__ import annotations
 
 import asyncio
-import functools
 import ipaddress
 import logging
 import re
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import httptools
 
 from router.wire import errors
-from router.wire.http import Headers, Request
+from router.wire.http import FATES, Fate, Headers, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -311,16 +310,19 @@ class Front(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self._target += url
         self._head_size += len(url)
-        self._bound_head(self._head_size)
+        if self._head_size > self._door.limits.header_bytes:
+            self._bound_head(self._head_size)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
             return  # a trailer: nothing here needs it, and merging it into the headers is unsafe (RFC 9110 6.5.1)
-        self._headers.append((name, value))
+        headers, limits = self._headers, self._door.limits
+        headers.append((name, value))
         self._head_size += len(name) + len(value)
-        self._bound_head(self._head_size)
-        if len(self._headers) > self._door.limits.header_count and self._refusal is None:
-            self._refusal = errors.headers_too_large(f"{self._door.limits.header_count} lines", "max_headers")
+        if self._head_size > limits.header_bytes:
+            self._bound_head(self._head_size)
+        if len(headers) > limits.header_count and self._refusal is None:
+            self._refusal = errors.headers_too_large(f"{limits.header_count} lines", "max_headers")
 
     def _bound_head(self, size: int) -> None:
         limit = self._door.limits.header_bytes
@@ -334,16 +336,18 @@ class Front(asyncio.Protocol):
         expects = False
         codings = []
         for name, value in self._headers:
-            lower = name.lower()
-            if lower == b"host":
+            fate = FATES[name]
+            if fate is Fate.CROSSES:
+                continue
+            if fate is Fate.HOST:
                 hosts += 1
-            elif lower == b"content-length":
+            elif fate is Fate.LENGTH:
                 lengths = int(value)  # llhttp has proven it to be digits
-            elif lower == b"expect" and value.lower() == b"100-continue":
+            elif fate is Fate.EXPECT and value.lower() == b"100-continue":
                 expects = True
-            elif lower == b"x-request-id" and not self._id:
+            elif fate is Fate.REQUEST_ID and not self._id:
                 self._id = value
-            elif lower == b"transfer-encoding":
+            elif fate is Fate.CODING:
                 codings.append(value.strip().lower())
         if self._refusal is not None:
             return
@@ -450,9 +454,11 @@ class Front(asyncio.Protocol):
         self.sent = 0
         self._task = self._loop.create_task(self._door.serve(request, self))
         # Not a `finally` inside the task: one that is cancelled before its first step never runs at all.
-        self._task.add_done_callback(functools.partial(self._served, request))
+        self._task.add_done_callback(self._served)
 
-    def _served(self, request: Request, task: asyncio.Task[None]) -> None:
+    def _served(self, task: asyncio.Task[None]) -> None:
+        request = self._request
+        assert request is not None
         self._door.held_bytes -= len(request.body)
         self._task = None
         if task.cancelled():

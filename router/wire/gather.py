@@ -79,8 +79,7 @@ async def gather(
     process has no connection left. Whatever ends it early, the replica is left at once, so that it stops working for
     nobody. `unread` is given an answer that was whole in the very moment in which the caller was cancelled.
     """
-    address = pool.address
-    head = request_head(request, len(body), address.authority.encode("latin-1"), address.base.encode("latin-1"), added)
+    head = request_head(request, len(body), pool.authority, pool.base, added)
     clock = asyncio.get_running_loop().time
     async with asyncio.timeout(seconds):
         connection = await pool.connection()

@@ -304,6 +304,8 @@ class Pool:
         self, address: Address, *, connect_seconds: float, idle_seconds: float, tls: ssl.SSLContext | None = None
     ) -> None:
         self.address = address
+        self.authority = address.authority.encode("latin-1")
+        self.base = address.base.encode("latin-1")
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
         self._tls = tls if tls is not None else (ssl.create_default_context() if address.tls else None)
