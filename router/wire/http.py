@@ -153,10 +153,11 @@ def request_head(
     """The request's head for a replica: same method, target and headers and those `added`, this hop's own framing of
     `length` bytes."""
     lines = [request.method, b" ", base_path, request.target, b" HTTP/1.1\r\nHost: ", authority, b"\r\n"]
-    headers = end_to_end(request.headers)
-    for name, value in headers + added if added else headers:
+    for name, value in end_to_end(request.headers):
         if FATES[name] < _HOST:
             lines += (name, b": ", value, b"\r\n")
+    for name, value in added or ():
+        lines += (name, b": ", value, b"\r\n")
     if length or request.method in (b"POST", b"PUT", b"PATCH"):
         lines.append(b"Content-Length: %d\r\n\r\n" % length)
     else:
