@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,10 @@ import orjson
 
 from router.config import ConfigError
 from router.listening import reason
+from router.tracing import read
 
 if TYPE_CHECKING:
-    from router.leg import Leg
+    from router.trail import Trail
     from router.wire.front import Front
     from router.wire.http import Request
 
@@ -32,29 +32,13 @@ LONGEST = 256
 STANDARD_OUTPUT = 1
 
 
-@dataclass(slots=True)
-class Trail:
-    """What is known of one request when it is over, beside what the wire knows."""
-
-    model: str | None = None
-    stream: bool = False
-    tried: list[str] = field(default_factory=list)
-    """Replicas that were asked, in order."""
-    legs: list[Leg] = field(default_factory=list)
-    """What was begun there; the last one is who answered."""
-    began: float = 0.0
-    """When it had come whole, by the loop's clock."""
-    ended: float = 0.0
-    ending: str = ""
-    status: int = 0
-    """What the client was told; 0 where it was told none."""
-
-
 def line(request: Request, client: Front, trail: Trail, *, now: float) -> bytes:
     """What is told of a request. Never its prompt, its answer, a key or a query; `now` in unix seconds."""
+    context = read(request.header(b"traceparent"))
     said: dict[str, object] = {
         "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
         "request_id": _short(request.id),
+        "trace_id": context.trace if context is not None else None,
         "client": client.peer,
         "key": request.key or None,
         "method": request.method.decode("latin-1"),
@@ -71,7 +55,7 @@ def line(request: Request, client: Front, trail: Trail, *, now: float) -> bytes:
     if trail.legs:
         leg = trail.legs[-1]
         answer = leg.answer()
-        first = next((each.first_token_at for each in trail.legs if each.first_token_at is not None), None)
+        first = trail.first_token_at
         said["replica"] = leg.placement.replica.name
         if leg.prefilled is not leg.placement:
             said["prefill"] = leg.prefilled.replica.name

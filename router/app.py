@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -48,6 +49,7 @@ from router.prompt.tokens import TokenizerError
 from router.reading import Reading
 from router.roster import Roster
 from router.telemetry import Telemetry
+from router.tracing import Tracer
 from router.wire.attempts import Patience
 from router.wire.front import Door, Limits
 from router.wire.own import Own
@@ -90,6 +92,8 @@ class Router:
         except TokenizerError as error:
             raise ConfigError(f"--tokenizer {settings.prompt.tokenizer}: {error}") from None
         self._credentials = Credentials.read(settings)
+        if settings.trace.otlp_endpoint and not settings.trace.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"--otlp-endpoint {settings.trace.otlp_endpoint} is no URL, as http://collector:4318")
         if settings.listen.port == settings.admin.admin_port > 0:
             raise ConfigError(f"--port and --admin-port are both {settings.listen.port}")
         _check_admin(settings, self._credentials)
@@ -162,6 +166,16 @@ class Router:
         if settings.log.access_log:
             journey.access = AccessLog(settings.log.access_log)
         self._stack.callback(self._close_access)
+        if settings.trace.otlp_endpoint:
+            journey.tracer = Tracer(
+                settings.trace.otlp_endpoint,
+                ratio=settings.trace.otlp_sample_ratio,
+                headers=self._credentials.otlp_headers,
+                now=time.time,
+                version=version("warmroute"),
+            )
+            await journey.tracer.start()
+            self._stack.push_async_callback(journey.tracer.stop)
         self._stack.push_async_callback(journey.divided.close)
         # A thread that reads a long prompt gives way to the event loop this soon (the default is 5 ms).
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -559,6 +573,8 @@ class Router:
         connections.add_metric([], len(door.connections) if door else 0)
         held = GaugeMetricFamily("warmroute_buffered_bytes", "Request bodies held.")
         held.add_metric([], door.held_bytes if door else 0)
+        if self._journey is not None and (tracer := self._journey.tracer) is not None:
+            yield CounterMetricFamily("warmroute_dropped_spans", "Spans never told.", float(tracer.dropped))
         if self._journey is not None and (access := self._journey.access) is not None:
             yield CounterMetricFamily(
                 "warmroute_access_log_dropped_lines", "Lines that found no room.", float(access.dropped)

@@ -421,6 +421,30 @@ class Log(Section, frozen=True):
     ] = ""
 
 
+class Trace(Section, frozen=True):
+    """Spans of requests. Without an endpoint, `traceparent` passes through as it comes."""
+
+    otlp_endpoint: Annotated[
+        str,
+        Meta(
+            description="Base URL of an OpenTelemetry collector that takes OTLP over HTTP (JSON), as "
+            "http://collector:4318. Unset: no spans, at no cost."
+        ),
+    ] = ""
+    otlp_headers_file: Annotated[
+        str, Meta(description="File with headers for the collector, one `Name: value` on each line.")
+    ] = ""
+    otlp_sample_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Part of the requests that are traced, of those that bring no `traceparent`; of others their "
+            "sender decides.",
+        ),
+    ] = 1.0
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -435,6 +459,7 @@ class Settings(Section, frozen=True):
     shared: Shared = Shared()
     admin: Admin = Admin()
     log: Log = Log()
+    trace: Trace = Trace()
 
 
 LIVE = frozenset(
@@ -485,6 +510,7 @@ SECTIONS: dict[str, type[Section]] = {
     "shared": Shared,
     "admin": Admin,
     "log": Log,
+    "trace": Trace,
 }
 
 

@@ -30,6 +30,8 @@ class Credentials:
     admin_token: str | None
     front: ssl.SSLContext | None
     """For clients."""
+    otlp_headers: dict[str, str]
+    """For the collector of spans."""
     replicas: ssl.SSLContext
     """For replicas whose URL begins with https://."""
 
@@ -41,6 +43,7 @@ class Credentials:
             replica_key=_secret("--api-key-file", settings.fleet.api_key_file),
             admin_token=_secret("--admin-token-file", settings.admin.admin_token_file),
             front=_front(settings.listen),
+            otlp_headers=_headers("--otlp-headers-file", settings.trace.otlp_headers_file),
             replicas=for_replicas(settings),
         )
 
@@ -125,6 +128,17 @@ def _secret(flag: str, path: str) -> str | None:
     if not text.strip().isprintable():
         raise ConfigError(f"{flag} {path}: the file must hold one line")
     return text.strip()
+
+
+def _headers(flag: str, path: str) -> dict[str, str]:
+    headers = {}
+    for number, line in enumerate((_text(flag, path) or "").splitlines(), 1):
+        name, colon, value = line.partition(":")
+        if line.strip() and not (colon and name.strip().isascii() and value.strip().isprintable()):
+            raise ConfigError(f"{flag} {path}: line {number} is not `Name: value`")
+        if line.strip():
+            headers[name.strip()] = value.strip()
+    return headers
 
 
 def _text(flag: str, path: str) -> str | None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
-from router.access import AccessLog, Trail, line
+from router.access import AccessLog, line
 from router.choose.explanation import Explanation
 from router.choose.split import decider
 from router.divided import Divided, FellBackError, divisible
@@ -35,6 +35,7 @@ from router.leg import Leg, asked_rank
 from router.prompt.continuing import UnfitError
 from router.prompt.request import Ask, without_hand_off
 from router.resuming import Resumption, resumable
+from router.trail import Trail
 from router.wire import errors
 from router.wire.attempts import Attempt, Ending, Outcome, Patience
 from router.wire.upgrade import Upgrade
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from router.prompt.blocks import Chain
     from router.reading import Prompt, Reading
     from router.telemetry import Telemetry
+    from router.tracing import Tracer
     from router.wire.errors import Refusal
     from router.wire.front import Front
     from router.wire.http import Headers, Request
@@ -150,6 +152,7 @@ class Journey:
             handoff=handoff,
         )
         self.access: AccessLog | None = None
+        self.tracer: Tracer | None = None
         # Ids of requests that bring none: unlike any other process's, and cheap.
         self._ids, self._numbers = secrets.token_hex(8).encode(), itertools.count()
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
@@ -159,6 +162,7 @@ class Journey:
         begun = self._clock()
         ending, status = "failed", 500
         trail = Trail()
+        span = self.tracer.begin(request) if self.tracer is not None else None
         try:
             ending, status = await self._serve(request, client, trail)
         except asyncio.CancelledError:
@@ -168,9 +172,14 @@ class Journey:
             ended = self._clock()
             self._telemetry.request(ending, status)
             self._telemetry.duration.observe(ended - begun)
-            if self.access is not None:
+            self._telemetry.received_bytes.inc(len(request.body))
+            self._telemetry.sent_bytes.inc(client.sent)
+            if span is not None or self.access is not None:
                 trail.began, trail.ended, trail.ending, trail.status = begun, ended, ending, status
+            if self.access is not None:
                 self.access.write(line(request, client, trail, now=time()))
+            if span is not None and self.tracer is not None:
+                self.tracer.end(span, request, client, trail)
 
     async def _serve(self, request: Request, client: Front, trail: Trail) -> tuple[str, int]:
         """How it ended, and the status that the client was told."""

@@ -45,7 +45,8 @@ class Learning:
     def first_token(self, leg: Leg) -> None:
         """The first byte of a streamed answer: the engine is through with the prefill."""
         now, placement = self._clock(), leg.placement
-        leg.first_token_at = now
+        counters = self._telemetry.replica(placement.replica.name)
+        leg.first_token_at, leg.pace = now, counters.pace.observe
         if leg.split is None:
             self._dispatch.first_token(now, placement)
         else:
@@ -53,7 +54,7 @@ class Learning:
             if leg.split.handed_at is not None:
                 self._telemetry.fetch_seconds.observe(now - leg.split.handed_at)
         self._load_changed()
-        self._telemetry.replica(placement.replica.name).ttft.observe(now - placement.chosen_at)
+        counters.ttft.observe(now - placement.chosen_at)
 
     def answered(self, leg: Leg) -> None:
         """The answer is whole: its blocks are cached too, and the engine may have told what it had."""

@@ -47,6 +47,9 @@ class Leg:
         """What the client knows it by."""
         self.first_token_at: float | None = None
         """When the first token of a stream came, by the loop's clock."""
+        self.pace: Callable[[float], None] | None = None
+        """Told the seconds between any two pieces after it."""
+        self._piece_at = 0.0
         self.placement = placement
         self.may_retry: Callable[[int], bool] = lambda _: False
         self.may_move: Callable[[], bool] = lambda: False
@@ -127,10 +130,13 @@ class Leg:
         return verdict
 
     def feed(self, piece: bytes) -> None:
-        self.placement.replica.heard_at = self._clock()
-        if self._streamed and self._begun.by(piece):
+        now = self.placement.replica.heard_at = self._clock()
+        if self.pace is not None:
+            self.pace(now - self._piece_at)
+        elif self._streamed and self._begun.by(piece):
             self._streamed = False
             self._first_token(self)
+        self._piece_at = now
         if self._watch is not None:
             self._watch.feed(piece)
 

@@ -20,6 +20,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Up to an hour: a long context in a long queue is slow, and a histogram that ends at 10 s hides just that.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+# Between two tokens: milliseconds while all is well, and then as the others.
+PACE_SECONDS = (0.001, 0.0025, 0.005, *SECONDS[:1], 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, *SECONDS[5:])
 DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 
 
@@ -77,8 +79,12 @@ class _Family(Collector, Generic[S]):
             series = self._series[values] = self._make()
         return series
 
-    def remove(self, *values: str) -> None:
-        self._series.pop(values, None)
+    def forget(self, label: str, value: str) -> None:
+        """Drop all series that have this value."""
+        if label in self._labels:
+            place = self._labels.index(label)
+            for values in [values for values in self._series if values[place] == value]:
+                del self._series[values]
 
 
 class Counts(_Family[Count]):
@@ -116,6 +122,7 @@ class ReplicaCounters:
         self.delivered_tokens = telemetry.delivered_tokens.labels(replica)
         self.completion_tokens = telemetry.completion_tokens.labels(replica)
         self.ttft = telemetry.ttft.labels(replica)
+        self.pace = telemetry.pace.labels(replica)
         self.upgrades = telemetry.upgrades.labels(replica)
         self._attempts: dict[str, Count] = {}
 
@@ -124,10 +131,6 @@ class ReplicaCounters:
         if counter is None:
             counter = self._attempts[ending] = self._telemetry.attempts.labels(self._replica, ending)
         counter.inc()
-
-    def endings(self) -> list[str]:
-        """How attempts there have ended so far."""
-        return list(self._attempts)
 
 
 class Telemetry:
@@ -205,6 +208,19 @@ class Telemetry:
             ["replica"],
             SECONDS,
         )
+        self.pace = Histograms(
+            self.registry,
+            "warmroute_inter_token_latency_seconds",
+            "Between two pieces of a streamed answer; engines send one for each token, or for those of one step.",
+            ["replica"],
+            PACE_SECONDS,
+        )
+        self.received_bytes = Counts(
+            self.registry, "warmroute_received_bytes", "Request bodies of clients that went on to replicas.", []
+        ).labels()
+        self.sent_bytes = Counts(
+            self.registry, "warmroute_sent_bytes", "Answers to clients, their heads and framing among them.", []
+        ).labels()
         self.duration = Histograms(
             self.registry, "warmroute_request_seconds", "From the whole request to the end of its answer.", [], SECONDS
         ).labels()
@@ -260,18 +276,10 @@ class Telemetry:
 
     def forget(self, name: str) -> None:
         """A replica has left: its series go."""
-        counters = self._replicas.pop(name)
-        for ending in counters.endings():
-            self.attempts.remove(name, ending)
-        for family in (
-            self.prompt_tokens,
-            self.predicted_tokens,
-            self.delivered_tokens,
-            self.completion_tokens,
-            self.ttft,
-            self.upgrades,
-        ):
-            family.remove(name)
+        self._replicas.pop(name)
+        for family in vars(self).values():
+            if isinstance(family, _Family):
+                family.forget("replica", name)
 
     def request(self, ending: str, status: int) -> None:
         """Count a request. `status`: what the client was told, 0 where it was told none."""

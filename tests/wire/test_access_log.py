@@ -56,6 +56,7 @@ async def test_a_stream_is_told_whole_and_nothing_secret(bench: Bench, tmp_path:
     assert said.pop("duration_ms") >= said.pop("ttft_ms") >= 0
     assert said == {
         "request_id": "r-1",
+        "trace_id": None,
         "client": "127.0.0.1",
         "key": "line 1",
         "method": "POST",
