@@ -198,7 +198,7 @@ class Server:
                 raise engine_failure()
             await endpoint(replica, exchange)
         except ApiError as error:
-            if error.status == 400:
+            if error.status < 500 or error.status == 503:  # it never came to an engine
                 replica.refused(request)
             if not exchange.status:
                 exchange.reply(error.status, error.body(), JSON_HEADERS)

@@ -368,12 +368,13 @@ class _Legs:
             return
         self._release(handed, lambda: None)
 
-    def _release(self, handed: Handed, free: Callable[[], None]) -> None:
-        """Nobody will fetch this. The replica that was to do it says so; if that one is gone, another."""
+    def _release(self, handed: Handed, free: Callable[[], None], *, gone: bool = False) -> None:
+        """Nobody will fetch this. The replica that was to do it says so; if that one is `gone`, another."""
         if handed.parameters is None or not handed.blocks:
             return
         divided, chosen, now = self._divided, self._split.decode.replica, self._divided.clock()
-        able = [each for each in divided.fleet.able(self._hand_over.prompt.ask.model) if each.shunned_until <= now]
+        able = divided.fleet.able(self._hand_over.prompt.ask.model)
+        able = [each for each in able if each.shunned_until <= now and not (gone and each is chosen)]
         replica = chosen if chosen in able else next(iter(able), None)
         if replica is not None:
             divided.aside(divided.release(replace(self._request), replica, handed.parameters, free))
@@ -403,7 +404,7 @@ class _Legs:
                 divided.telemetry.fetched_bytes.labels(decode.name).inc(self._split.size)
             return outcome
         if not attempt.sent:
-            self._release(handed, free)
+            self._release(handed, free, gone=True)
         if outcome.ending is not Ending.REFUSED or outcome.status in (502, 503, 504):
             return outcome
         if outcome.status in (200, 500):
