@@ -56,16 +56,17 @@ class Talker:
                 self._talk = [{"role": "system", "content": SYSTEM}]
             words = " ".join(str(rng.randrange(10_000)) for _ in range(rng.randint(3, 200)))
             self._talk.append({"role": "user", "content": words})
-            create, options["messages"] = self._client.chat.completions.create, self._talk
+            create, options["messages"] = self._client.chat.completions.with_streaming_response.create, self._talk
         else:
-            create = self._client.completions.create
+            create = self._client.completions.with_streaming_response.create
             options["prompt"] = [rng.randrange(100, 700) for _ in range(rng.randint(1, 1500))]
         kind = f"{'chat' if chat else 'completion'}{', stream' if stream else ''}"
         begun = False
         try:
-            async with asyncio.timeout(HANG_SECONDS):
-                answer = await create(**options)
-                begun = stream
+            # Of a whole answer, too, the client then knows when it begins.
+            async with asyncio.timeout(HANG_SECONDS), create(**options) as response:
+                begun = True
+                answer = await response.parse()
                 text = await self._read(answer, chat, tokens, kind) if stream else self._whole(answer, chat, tokens)
         except TimeoutError:
             self._findings.found(f"{kind}: no end within {HANG_SECONDS:g} s")
@@ -74,10 +75,8 @@ class Talker:
                 raise
             said = f"{type(error).__name__}: {error}"
             if begun:
-                # An error event or broken framing: the client knows that this is not the whole.
-                self._findings.endings["honest error"] += 1
-            elif isinstance(error, openai.APIConnectionError) and _mid_body(error):
-                self._findings.endings["broken off"] += 1
+                # An error event or a broken connection: the client knows that this is not the whole.
+                self._findings.endings["honest error" if stream else "broken off"] += 1
             else:
                 self._findings.found(f"{kind}: failed before its first byte: {said[:300]}")
         else:
@@ -115,13 +114,3 @@ class Talker:
             self._findings.found(f"{kind}: {reason}, {usage} for {tokens} tokens")
         self._findings.endings["complete"] += 1
         return text
-
-
-def _mid_body(error: BaseException) -> bool:
-    """Whether an answer had begun when the connection broke."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if type(cause).__name__ == "RemoteProtocolError" and "incomplete" in str(cause):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
