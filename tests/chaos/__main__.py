@@ -101,7 +101,9 @@ class Chaos:
         self._judge_log()
 
     def _child(self, name: str, *arguments: str) -> Child:
-        return Child(arguments, self._directory / f"{name}.log")
+        log = self._directory / f"{name}.log"
+        log.unlink(missing_ok=True)  # of an earlier run
+        return Child(arguments, log)
 
     # -- what befalls them --------------------------------------------------------------------------------------
 
