@@ -752,7 +752,9 @@ def _limits(settings: Settings) -> Limits:
 def _rules(settings: Settings, credentials: Credentials) -> Rules:
     fleet = settings.fleet
     return Rules(
-        patience=Patience(fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds),
+        patience=Patience(
+            fleet.first_byte_timeout_seconds, fleet.idle_timeout_seconds, settings.listen.sse_keep_alive_seconds
+        ),
         max_attempts=fleet.max_attempts,
         show_choice=settings.listen.show_choice,
         resume=fleet.resume_streams,

@@ -97,6 +97,15 @@ class Listen(Section, frozen=True):
     keep_alive_seconds: Annotated[
         float, Meta(gt=0, description="An idle client connection is closed after this; above common clients' own.")
     ] = 75.0
+    sse_keep_alive_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="A streamed answer that pauses so long, as in a long prefill, is given a comment, which "
+            "clients pass over: proxies in between cut what is idle, and 15 suits most. 0: never; a replica can do so "
+            "itself (vLLM's --sse-keep-alive-interval).",
+        ),
+    ] = 0.0
     drain_seconds: Annotated[
         float, Meta(ge=0, description="On SIGTERM, how long running answers may go on before they are cut.")
     ] = 30.0
@@ -472,6 +481,7 @@ LIVE = frozenset(
         "header_timeout_seconds",
         "body_timeout_seconds",
         "keep_alive_seconds",
+        "sse_keep_alive_seconds",
         "drain_seconds",
         "grace_seconds",
         "client_keys_file",

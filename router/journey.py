@@ -20,7 +20,7 @@ import itertools
 import logging
 import math
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
@@ -254,7 +254,7 @@ class Journey:
         leg.tells_its_end = request.path.endswith("/completions")
         leg.may_move = functools.partial(self._may_move, model, tried)
         leg.may_retry = functools.partial(self._may_retry, model, tried, course.doubtful)
-        patience = Patience(max(0.001, course.deadline - self._clock()), rules.patience.idle)
+        patience = replace(rules.patience, first_byte=max(0.001, course.deadline - self._clock()))
         added = leg.added()
         try:
             if hand_over is not None and leg.split is not None:

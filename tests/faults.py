@@ -94,6 +94,10 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
             "A stream whose replica dies ends as if it were whole, or in half an event",
             "an error event and no `[DONE]`, or a broken connection",
         ),
+        "silence during prefill": (
+            "Proxies in between cut a stream whose prefill takes a minute",
+            "with `sse_keep_alive_seconds`, a comment in each such pause",
+        ),
         "held back": ("Chunks are gathered before they are passed on", "each is passed on as it comes"),
         "small packets wait": (
             "Nagle's algorithm holds a small packet until the one before is acknowledged",

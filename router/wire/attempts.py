@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from router.wire.front import Front
 
 
+# What an event stream may carry at any place between events, and clients pass over.
+COMMENT = b": keep-alive\n\n"
 # A connection that was closed while idle shows it within a round trip of being used again.
 STALE_SECONDS = 1.0
 
@@ -83,10 +85,11 @@ class Hold(Protocol):
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds without a byte before a replica is given up: before its answer begins, over all attempts of a request
-    together, and within its answer."""
+    together, and within its answer. `keep_alive`: before the client of a stream is sent a comment; 0: never."""
 
     first_byte: float
     idle: float
+    keep_alive: float = 0.0
 
 
 class Attempt:
@@ -106,6 +109,7 @@ class Attempt:
         "_out",
         "_patience",
         "_plain_events",
+        "_pulse",
         "_request",
         "_silent",
         "_status",
@@ -133,6 +137,7 @@ class Attempt:
         self._done: asyncio.Future[Outcome] = self._loop.create_future()
         self._connection: Upstream | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._pulse: asyncio.TimerHandle | None = None
         self._last = self._loop.time()
         self._silent = True
         self._status: int | None = None
@@ -169,6 +174,8 @@ class Attempt:
             return Outcome(Ending.EXHAUSTED)
         finally:
             self._timer.cancel()
+            if self._pulse is not None:
+                self._pulse.cancel()
             # Cancelling the task cancels the future it waits for.
             if self._connection is not None and (self._done.cancelled() or not self._done.done()):
                 self._connection.leave()
@@ -225,6 +232,7 @@ class Attempt:
         """From here on the client sees the answer, and no other attempt can take its place."""
         self._hold = None
         self._client.begin(valve=self._connection, break_off=self._shut)
+        self._beat()
 
     def body(self, piece: bytes) -> None:
         if self._hold is not None:
@@ -262,6 +270,9 @@ class Attempt:
 
     def flush(self) -> None:
         self._last = self._loop.time()
+        self._write()
+
+    def _write(self) -> None:
         if self._out and self._hold is None:
             self._client.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
             self._out.clear()
@@ -353,6 +364,20 @@ class Attempt:
             self._done.set_result(outcome)
 
     # -- time ---------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """A sign of life for whoever stands between us and the client; none of the replica's, so that its own bounds
+        hold as before."""
+        period = self._patience.keep_alive
+        if not period or not self._takes_events or self._done.done():
+            return
+        due = period - (self._loop.time() - self._last)
+        if due <= 0:
+            due = period
+            if self.between_events and not self._out and not self._client.stalled:
+                self._give(COMMENT)
+                self._write()
+        self._pulse = self._loop.call_later(due, self._beat)
 
     def _check_time(self) -> None:
         if self._done.done():

@@ -50,6 +50,7 @@ class Resumed(Attempt):
             return
         self._observer.answering(head)
         self._client.go_on(self._connection, self._shut)
+        self._beat()
 
     def body(self, piece: bytes) -> None:
         # Whole events only: where this one breaks off, too, the client was given just what was watched.

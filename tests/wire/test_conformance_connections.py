@@ -147,6 +147,63 @@ async def test_a_body_beside_an_offer_to_upgrade_is_a_body(bench: Bench, chunked
     assert all(got.header(b"upgrade") is None for got in replica.received)
 
 
+@pytest.mark.fault("silence during prefill")
+async def test_pauses_between_events_are_bridged_by_comments_if_asked_for(bench: Bench) -> None:
+    """In a prefill and later, and never within an event."""
+    steps = asyncio.Semaphore(0)
+    event = delta("a")
+
+    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for piece in (event, event[:9], event[9:], DONE):
+            await steps.acquire()
+            writer.write(chunk(piece))
+        writer.write(b"0\r\n\r\n")
+
+    replica = await bench.replica(script)
+    router = await bench.router(replica, sse_keep_alive_seconds=0.02)
+    client = await bench.client(router)
+    client.post("/v1/chat/completions", STREAM_BODY)
+    assert (await client.head()).status == 200
+    comment = b": keep-alive\n\n"
+
+    async def next_piece() -> bytes | None:
+        while (piece := await client.chunk()) == comment:
+            pass
+        return piece
+
+    for _ in range(3):
+        assert await client.chunk() == comment
+    load = router.fleet[replica.name].load
+    assert (load.in_flight, load.decoding) == (1, 0)  # no first token yet
+    steps.release()
+    assert await next_piece() == event
+    assert await client.chunk() == comment
+    steps.release()
+    assert await next_piece() == event[:9]
+    steps.release()
+    assert await client.chunk() == event[9:]  # nothing in between, however long it took
+    steps.release()
+    assert await next_piece() == DONE
+    assert await client.chunk() is None
+
+
+@pytest.mark.fault("silence during prefill")
+async def test_comments_keep_no_silent_replica_alive(bench: Bench) -> None:
+    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        await until_closed(request, reader)
+
+    router = await bench.router(await bench.replica(script), sse_keep_alive_seconds=0.02, idle_timeout_seconds=0.2)
+    client = await bench.client(router)
+    client.post("/v1/chat/completions", STREAM_BODY)
+    reply = await client.reply()
+    comments, _, said = reply.body.rpartition(b": keep-alive\n\n")
+    assert comments.replace(b": keep-alive\n\n", b"") == b""
+    assert said.startswith(b'data: {"error":')
+    assert b"idle_timeout_seconds" in said
+
+
 @pytest.mark.fault("left in a retry")
 async def test_a_client_that_leaves_during_the_second_attempt_ends_it(bench: Bench) -> None:
     asked: list[Received] = []
