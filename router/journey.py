@@ -280,6 +280,8 @@ class Journey:
             self._dispatch.left(self._clock(), leg.placement)
             raise
         finally:
+            # Each knows the other: left so, only the garbage collector would free them.
+            attempt, leg.attempt = leg.attempt, None
             self._dispatch.end(self._clock(), leg.placement)
             self._load_changed()
         course.last = last
@@ -287,7 +289,7 @@ class Journey:
         self._telemetry.replica(replica.name).attempt(last.ending.value)
         if last.ending is Ending.CUT:
             log.debug("%s broke off an answer: %s", replica.name, last.why)
-            return await self._cut(course, leg)
+            return await self._cut(course, leg, attempt)
         if last.ending in (Ending.COMPLETE, Ending.BROKEN, Ending.STALLED):
             if last.ending is not Ending.COMPLETE:
                 log.debug("%s broke off an answer: %s", replica.name, last.why)
@@ -305,20 +307,20 @@ class Journey:
         course.doubtful = course.doubtful or last.begun
         return None
 
-    async def _cut(self, course: Course, leg: Leg) -> tuple[str, int] | None:
+    async def _cut(self, course: Course, leg: Leg, attempt: Attempt | None) -> tuple[str, int] | None:
         """The answer broke off. None: another replica may go on with it; else how the request ended."""
-        assert leg.attempt is not None
+        assert attempt is not None
         path, reader = course.request.path, course.prompt.reader
         resumption = course.resumption = course.resumption or Resumption(path, course.body)
         try:
-            progress = resumption.add(leg.attempt, leg)
+            progress = resumption.add(attempt, leg)
             if not progress and course.doubtful:
                 raise UnfitError("others failed")
             course.doubtful = course.doubtful or not progress
             if resumption.ended:
                 if course.prompt.ask.include_usage:
                     raise UnfitError("usage is missing")
-                leg.attempt.conclude()
+                attempt.conclude()
                 return Ending.COMPLETE.value, 200
             body = await self._reading.aside(resumption.size, lambda: resumption.body(reader))
         except UnfitError as error:

@@ -320,6 +320,7 @@ class Attempt:
         """The client has part of an answer: it goes on elsewhere, or the client is told that it is only a part."""
         if self._takes_events and self._observer.resumes():
             self.flush()
+            self._client.adjourn()  # its connection may be at work for another client next
             self._settle(Outcome(Ending.CUT, self._status, why))
         else:
             self.tell(why)

@@ -540,6 +540,12 @@ class Front(asyncio.Protocol):
         if self._paused and valve is not None:
             valve.pause_reading()
 
+    def adjourn(self) -> None:
+        """What fed the answer has ended, and it may go on from elsewhere."""
+        if self._valve is not None:
+            self._valve.resume_reading()
+            self._valve = None
+
     def go_on(self, valve: Valve, break_off: Callable[[Refusal], None]) -> None:
         """The answer goes on from another connection."""
         assert self.started

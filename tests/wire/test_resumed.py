@@ -150,6 +150,16 @@ async def test_an_answer_of_which_only_the_role_was_given_is_asked_for_again(ben
     assert [request.body for request in order.asked] == [BODY, BODY]
 
 
+async def test_one_that_ends_its_stream_too_soon_is_as_good_as_dead(bench: Bench) -> None:
+    order, router, client = await scene(bench, says(delta(" I"), then="end"), says(delta(" am"), DONE, then="end"))
+    reply = await client.reply()
+    assert [json.loads(piece[6:])["choices"][0]["delta"]["content"] for piece in shown(reply)[:-1]] == [" I", " am"]
+    assert shown(reply)[-1] == DONE
+    assert len(order.asked) == 2
+    # Its connection was whole, and takes the next request.
+    assert sum(len(pool.open) for pool in router._pools.values()) == 2
+
+
 async def test_a_cut_within_an_event_is_told(bench: Bench) -> None:
     order, router, client = await scene(bench, says(delta(" I"), b'data: {"cho'), says(DONE, then="end"))
     reply = await client.reply()
