@@ -321,6 +321,30 @@ async def test_an_endpoint_that_nobody_listens_at_says_what_to_check(
         assert predicted == delivered == again * 192
 
 
+@pytest.mark.fault("blind routing")
+async def test_a_publisher_that_says_nothing_is_told_and_replaced_by_predictions(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.index.feed.SILENT_SECONDS", 0.5)
+    fake = await fleet.fake(*SMALL, *publishing(replay_endpoint=None))
+    router = await fleet.router(fake)
+    client = Client(await fleet.openai(router))
+    await client.ask(list(range(100, 200)))
+    await until(lambda: feed(router, fake).state is State.LIVE, "it is heard")
+    control = await fleet.direct(fake)
+    control.post("/fake/faults", json.dumps({"kind": "events_lost"}).encode())
+    assert (await control.reply()).status == 200
+    await client.ask(list(range(300, 500)))
+    await until(lambda: feed(router, fake).state is State.SILENT, "it is missed")
+    for again in range(2):
+        predicted, delivered, _ = await client.ask(list(range(500, 700)))
+        assert predicted == delivered == again * 192
+    told = [record for record in caplog.records if "requests end, but nothing is published" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING"]
+    where = f'rank="0",replica="{fake.url.removeprefix("http://")}",state="silent"'
+    assert f"warmroute_kv_event_source{{{where}}} 1.0" in router.telemetry.page().decode()
+
+
 async def test_events_can_be_left_alone(fleet: Fleet) -> None:
     fake = await fleet.fake(*SMALL, *publishing())
     router = await fleet.router(fake, kv_events="false")

@@ -312,6 +312,23 @@ async def test_a_cluster_that_fails_over_under_load(fleet: Fleet) -> None:
         await load.stop()
 
 
+async def test_a_wrong_password_is_one_line_and_no_failed_request(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "warmroute.shared")
+    async with Server(VALKEY, "--requirepass", "right") as store:
+        url = store.url.replace("unix://", "unix://:wrong@")
+        fakes = [await fleet.fake() for _ in range(2)]
+        router = await fleet.router(*fakes, redis=url, admin_port=-1, redis_retry_seconds=0.05)
+        load = Load(await fleet.openai(router))
+        await load.more(40)
+        await load.stop()
+    said = [record.getMessage() for record in caplog.records if record.name == "warmroute.shared"]
+    assert len(said) == 1
+    assert "WRONGPASS" in said[0]
+    assert "wrong@" not in said[0]
+
+
 async def test_an_embedded_store_ends_with_its_router(fleet: Fleet) -> None:
     fake = await fleet.fake()
     async with Child(fake.url, "--redis", "embedded") as child:

@@ -13,6 +13,7 @@ from fake_backend.server import Server as Fake
 from router.app import Router
 from tests.end_to_end.conftest import Fleet
 from tests.end_to_end.test_kv_events import SMALL, Client, caught_up, feed, prompts, publishing, restarted
+from tests.end_to_end.test_shared import Child
 from tests.index.servers import Server, binaries
 from tests.wire.scripted import BOUND, until
 
@@ -157,6 +158,29 @@ async def test_a_restart_reaches_the_store_before_any_probe(store: Server, fleet
         predicted, delivered, _ = await clients[1].ask(prompt)
         assert predicted == delivered == again * 192
         await settled(hears, deaf, hearing=hears, fakes=[fake])
+
+
+@pytest.mark.fault("forgetful restart")
+async def test_a_router_that_takes_over_knows_all_at_once(store: Server, fleet: Fleet) -> None:
+    """Killed under load: its successor's first decisions are as good as the last ones."""
+    fakes = [await fleet.fake(*SMALL, *publishing()) for _ in range(2)]
+    flags = [*(fake.url for fake in fakes), "--redis", store.url, "--redis-timeout-ms", "5000"]
+    flags += ["--redis-lease-seconds", "1"]
+    asked = iter(prompts(400, 9))
+    async with Child(*flags) as child:
+        client = Client(child.client())
+        before = [await client.ask(next(asked)) for _ in range(100)]
+        under_load = [asyncio.create_task(client.ask(next(asked))) for _ in range(20)]
+        await asyncio.sleep(0)
+        await child.kill()
+        await asyncio.gather(*under_load, return_exceptions=True)
+    async with Child(*flags) as child:
+        client = Client(child.client())
+        after = [await client.ask(next(asked)) for _ in range(100)]
+    # Both replicas are used as before, and nothing is foretold that is not there.
+    assert {replica for _, _, replica in after} == {name_of(fake) for fake in fakes}
+    assert sum(predicted <= delivered for predicted, delivered, _ in after) >= 98
+    assert sum(delivered > 0 for _, delivered, _ in after) >= 0.9 * sum(delivered > 0 for _, delivered, _ in before)
 
 
 async def test_ranks_are_told_apart_by_who_hears_nothing_too(store: Server, fleet: Fleet) -> None:

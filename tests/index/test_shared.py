@@ -261,6 +261,46 @@ async def test_a_router_that_hears_nothing_knows_what_is_there(house: House) -> 
     await deaf.until_told(other, "a", Told(70, exact=True))
 
 
+async def test_a_full_store_is_told_the_contents_when_it_takes_writes_again(house: House) -> None:
+    server = await house.server("--maxmemory-policy", "noeviction")
+    one, deaf = await house.router(server.target), await house.router(server.target)
+    known = one.hear("a")["a"]
+    prompt, other = chain(1, 200), chain(2, 100)
+    store(known, prompt)
+    await deaf.until_told(prompt, "a", Told(200, exact=True))
+    link = await server.link()
+    await link.call(b"CONFIG", b"SET", b"maxmemory", b"1")
+    remove(known, prompt[:119:-1])
+    store(known, other)
+    # Without a lease, which cannot be renewed either, what was told is presumed.
+    async with asyncio.timeout(20):
+        while (await deaf.told_of(prompt, "a")).exact:
+            await asyncio.sleep(0.005)
+    assert (await deaf.told_of(prompt, "a")).depth in (120, 200)
+    await link.call(b"CONFIG", b"SET", b"maxmemory", b"0")
+    await deaf.until_told(prompt, "a", Told(120, exact=True))
+    await deaf.until_told(other, "a", Told(100, exact=True))
+    link.close()
+
+
+async def test_a_store_that_hung_is_told_what_happened_meanwhile(house: House) -> None:
+    server = await house.server()
+    one = await house.router(server.target, timeout_ms=25.0)
+    deaf = await house.router(server.target, timeout_ms=25.0)
+    known = one.hear("a")["a"]
+    prompt = chain(1, 200)
+    store(known, prompt)
+    await until(lambda: one.shared.is_writer("a") and not one.shared.untold_pages, "it is told")
+    server.signal(signal.SIGSTOP)
+    await one.depths(prompt)
+    await deaf.depths(prompt)
+    remove(known, prompt[:119:-1])
+    store(known, chain(2, 100))
+    server.signal(signal.SIGCONT)
+    await deaf.until_told(prompt, "a", Told(120, exact=True))
+    await deaf.until_told(chain(2, 100), "a", Told(100, exact=True))
+
+
 async def test_a_restart_seen_in_the_events_reaches_the_store_at_once(house: House) -> None:
     server = await house.server()
     one, two, deaf = [await house.router(server.target) for _ in range(3)]
