@@ -104,6 +104,7 @@ class Divided:
         self.learning = learning
         self.telemetry = telemetry
         self.connectors = connectors
+        self.splits = handoff.split != "never"
         self.lease = handoff.kv_lease_seconds
         self.prefill_seconds = handoff.prefill_timeout_seconds
         self.pass_token_ids = handoff.pass_token_ids
@@ -115,7 +116,7 @@ class Divided:
 
     def offer(self, request: Request, prompt: Prompt, body: bytes, rank: int | None) -> HandOver | None:
         """A request that may be split; None where it may not. `rank`: what the client names; that is one replica's."""
-        if rank is not None or not divisible(request.path, prompt, body):
+        if not self.splits or rank is not None or not divisible(request.path, prompt, body):
             return None
         return HandOver(self, request, prompt, body)
 
@@ -253,8 +254,8 @@ class _Legs:
         self._deadline = self._divided.clock() + patience.first_byte
         self._connector = self._divided.connectors.of(self._prefill.replica.name)
         self._name = secrets.token_hex(16)
-        given = self._request.header(REQUEST_ID)
-        if self._connector.shares_id or given is None:
+        self._own_id = self._connector.shares_id or self._request.header(REQUEST_ID) is None
+        if self._own_id:
             # Where the engines mind, it must be nobody else's; elsewhere the client's own, so that all logs agree.
             others = [header for header in self._request.headers if header[0].lower() != REQUEST_ID]
             self._request.headers = [*others, (b"X-Request-Id", self._name.encode())]
@@ -282,11 +283,13 @@ class _Legs:
                 await computing  # the other one would wait for what never comes
             return await answering
         finally:
-            answering.cancel()
-            if not (answering.done() and not answering.cancelled() and answering.exception() is None):
+            if answering.done() and not answering.cancelled() and answering.exception() is None:
+                # What was answered was computed: its end is near, and the client need not wait for it.
+                self._divided.aside(_ended(computing))
+            else:
                 computing.cancel()
-            # What was answered was computed: its end is near, and the client need not wait for it.
-            self._divided.aside(_ended(computing, answering))
+                answering.cancel()
+                await _ended(computing, answering)
 
     # -- the one that computes ----------------------------------------------------------------------------------
 
@@ -345,6 +348,9 @@ class _Legs:
             divided.wrong(replica.name, str(error))
             raise FellBackError("no_parameters") from None
         divided.connectors.handed(replica.name, prefill.decision.candidate.rank, handed)
+        if divided.connectors.of(replica.name).shares_id and not self._own_id:
+            # Its first answer shows that ids matter here, and this one is the client's: perhaps not the only one.
+            raise FellBackError("settling")
         ids = whole.get("prompt_token_ids")
         if token_ids and handed.parameters is not None and isinstance(ids, list) and set(map(type, ids)) == {int}:
             handed = replace(handed, parameters=handed.parameters | {"prompt_token_ids": ids})

@@ -358,7 +358,7 @@ class Journey:
         replicas = self._candidates(ask.model, ())
         decision = split = None
         if replicas:
-            divided = self._fleet.divided and divisible(path, prompt, body)
+            divided = self._fleet.divided and self.divided.splits and divisible(path, prompt, body)
             computing = self.divided.computing(ask) if divided else []
             outside = await self._outside(prompt, [*replicas, *computing])
             decision = self._dispatch.weigh(

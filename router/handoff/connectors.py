@@ -26,7 +26,7 @@ class Unsettled:
     """NIXL in a mode that the first answer shows: until then the question serves both."""
 
     name = "nixl"
-    shares_id = True
+    shares_id = False
     once = True
 
     def __init__(self) -> None:

@@ -223,3 +223,18 @@ async def test_the_answer_is_whole_and_no_block_stays(fleet: Fleet, cell: Cell, 
     await until(lambda: not any(each.load.in_flight for each in site.router.fleet), "nothing is booked")
     client.post(path, body)
     assert text(await client.reply()) == wanted
+
+
+async def test_a_stream_that_breaks_off_goes_on_elsewhere(fleet: Fleet) -> None:
+    """As that of one replica does; what is left of it is not split again."""
+    site = await site_for(fleet, Cell("", nothing, replicas=(1, 2)))
+    path, body = "/v1/chat/completions", chat(stream=True)
+    await fault("decode", kind="cut", events=3)(Site([], [site.decode], site.router))
+    client = await fleet.client(site.router)
+    client.post(path, body)
+    reply = await client.reply()
+    assert reply.header(b"x-warmroute-prefill") is not None
+    assert text(reply) != ""  # whole, and without an error event; a fake goes on with words of its own
+    assert site.router.telemetry.resumed.value == 1
+    await nothing_pinned(site.prefill)
+    assert transfers(site.prefill).counts.late_notifications == 0
