@@ -14,11 +14,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router.prompt.chat import TemplateError, medium, parsed_arguments, tried_efforts
+from router.prompt.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from router.prompt.turns import Turns
 
 VERSIONS = (3, 7, 11, 13, 15)
 """The versions of the format that can be written here."""
@@ -85,12 +84,30 @@ class MistralChat:
         return tried_efforts(lambda extra: self.render([{"role": "user", "content": "Hi"}], extra=extra))
 
     def turns(self, tools: list[Any] | None, template: str | None = None) -> Turns | None:
-        """None: tools and system prompts move on with the chat in most versions."""
-        return None
+        """Messages are written one by one but where tools or settings move on with the last question."""
+        return None if self.version < 13 and tools else Turns(lookahead=False)
 
-    def render_parts(self, messages: Sequence[Any], **options: Any) -> list[str] | None:
-        """None, as `turns`."""
-        return None
+    def render_parts(
+        self,
+        messages: Sequence[Any],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+        template: str | None = None,
+    ) -> list[str] | None:
+        """The same text as `render` gives, in parts: what comes before the messages, each message, nothing.
+
+        None where messages are not written one by one: where they are merged, or stand in another order. Raises
+        TemplateError.
+        """
+        chat = [_message(each) for each in messages]
+        self._check(chat, add_generation_prompt, False)
+        if self.turns(tools) is None or not self._apart(chat):
+            return None
+        for each in chat:
+            each.parts = self._joined([each.parts])
+        return [self._token("<s>"), *self._texts(chat, "", self._told(tools, extra)), ""]
 
     def render(
         self,
@@ -106,11 +123,7 @@ class MistralChat:
         if template is not None:
             raise TemplateError("the engine takes no chat template for this model")
         chat = [_message(each) for each in messages]
-        by_assistant = bool(chat) and chat[-1].role == "assistant"
-        if continue_final_message and not by_assistant:
-            raise TemplateError("only an assistant's message can be continued")
-        if add_generation_prompt and by_assistant and not continue_final_message:
-            raise TemplateError("the chat ends with an answer")
+        self._check(chat, add_generation_prompt, continue_final_message)
         system = ""
         if self.version < 7:
             system = self._system(chat)
@@ -119,33 +132,64 @@ class MistralChat:
                 chat.insert(0, _Message("user"))
         else:
             chat = self._merged(chat)
-            if not chat:
-                chat.append(_Message("user"))
+        texts = self._texts(chat, system, self._told(tools, extra))
+        if continue_final_message:
+            texts[-1] = texts[-1].removesuffix(self._token("</s>"))
+        return self._token("<s>") + "".join(texts)
+
+    @staticmethod
+    def _check(chat: list[_Message], add_generation_prompt: bool, continue_final_message: bool) -> None:
+        by_assistant = bool(chat) and chat[-1].role == "assistant"
+        if continue_final_message and not by_assistant:
+            raise TemplateError("only an assistant's message can be continued")
+        if add_generation_prompt and by_assistant and not continue_final_message:
+            raise TemplateError("the chat ends with an answer")
+
+    def _told(self, tools: list[Any] | None, extra: Mapping[str, Any] | None) -> str:
+        """What stands before one question: the tools, and settings of the model."""
+        effort = (extra or {}).get("reasoning_effort")
+        return self._tools(tools) + self._settings(effort if isinstance(effort, str) else None)
+
+    def _texts(self, chat: list[_Message], system: str, told: str) -> list[str]:
+        """The text of each message, as they stand now."""
         users = [i for i, each in enumerate(chat) if each.role == "user"]
         first, last = (users[0], users[-1]) if users else (-1, -1)
-        effort = (extra or {}).get("reasoning_effort")
-        told = self._tools(tools) + self._settings(effort if isinstance(effort, str) else None)
         where = last if self.version < 13 else first
-        text = [self._token("<s>")]
+        texts = []
         for i, message in enumerate(chat):
             match message.role:
                 case "system":
-                    text += (
-                        self._token("[SYSTEM_PROMPT]"),
-                        self._written(message.parts),
-                        self._token("[/SYSTEM_PROMPT]"),
-                    )
+                    begin, end = self._token("[SYSTEM_PROMPT]"), self._token("[/SYSTEM_PROMPT]")
+                    text = f"{begin}{self._written(message.parts)}{end}"
                 case "user":
-                    text.append(told if i == where else "")
-                    text += self._token("[INST]"), self._asked(message, system if i == last else "")
-                    text.append(self._token("[/INST]"))
+                    asked = self._asked(message, system if i == last else "")
+                    text = f"{told if i == where else ''}{self._token('[INST]')}{asked}{self._token('[/INST]')}"
                 case "tool":
-                    text.append(self._result(message))
+                    text = self._result(message)
                 case _:
-                    text.append(self._answer(message))
-                    if i < len(chat) - 1 or not continue_final_message:
-                        text.append(self._token("</s>"))
-        return "".join(text)
+                    text = self._answer(message) + self._token("</s>")
+            texts.append(text)
+        return texts
+
+    def _apart(self, chat: list[_Message]) -> bool:
+        """Whether each message is written by itself, at its place, however the chat goes on."""
+        if "user" not in [each.role for each in chat[:2]]:
+            return False  # what is told may stand where a middle is left out (turns.stand_in)
+        if self.version < 7 and (chat[0].role != "user" or any(each.role == "system" for each in chat)):
+            return False
+        called: list[str] = []
+        before = ""
+        for each in chat:
+            if each.role == before and before in ("user", "assistant"):
+                return False
+            before = each.role
+            if each.role == "assistant":
+                called = [call[0] for call in each.calls]
+            elif each.role == "tool" and self.version >= 11:
+                if each.call_id not in called:
+                    return False
+                called = called[called.index(each.call_id) + 1 :]
+        return True
 
     # -- neighbours ----------------------------------------------------------------------------------------------
 

@@ -308,6 +308,8 @@ class Reader:
         if ask.chat_template is not None and not self._trust_request_chat_template:
             raise PromptError("the request brings its own chat template")
         assert self.tokenizer.chat_template is not None
+        if isinstance(self.tokenizer.chat_template, MistralChat):
+            ask.add_special_tokens = False  # its chats are ids already, to which nothing is added
         if ask.thinking_off:
             ask.reasoning_effort, ask.thinking_off = self.tokenizer.chat_template.thinking_off(), False
         if ask.system_anywhere:

@@ -30,7 +30,7 @@ def engine() -> Any:
     return Engine.from_file(str(TINY / "tokenizer.json"))
 
 
-MISTRAL = ("v3", "v7", "v13")
+MISTRAL = ("v3", "v7", "v11", "v13")
 
 
 @lru_cache
@@ -194,7 +194,7 @@ tame = st.one_of(
     st.fixed_dictionaries({"role": st.sampled_from(("user", "assistant", "tool")), "content": texts}),
     st.fixed_dictionaries({"role": st.just("assistant"), "content": texts, "tool_calls": calls}),
 )
-tame_templates = st.sampled_from(["chatml", "headers", "neighbours", "parts", "plain"])
+tame_templates = st.sampled_from(["chatml", "headers", "neighbours", "parts", "plain", "v3", "v7"])
 templates = st.sampled_from(sorted(ONE_BY_ONE | LOOKING_AHEAD)) | st.sampled_from([*sorted(TEMPLATES), *MISTRAL])
 
 

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.prompt.blocks import NO_EXTRA
+from router.prompt.bodies import Bodies, marks
 from router.prompt.memo import Memo
 from router.prompt.reader import PromptError, Reader
-from router.prompt.request import Ask, read
+from router.prompt.request import Ask, Beginning, read
 from router.prompt.tokens import Tokenizer
 from tests.prompt.tekken import VERSIONS, tekken
 from tests.prompt.test_against_vllm import DATA, TINY
@@ -129,6 +130,88 @@ def test_settings_of_the_model() -> None:
     with pytest.raises(PromptError, match="no reasoning_effort low"):
         ids("v15", USER, reasoning_effort="low")
     assert shown("v13", USER, reasoning_effort="low") == "<1><3>hi<4>"
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text + " long" * 300}
+
+
+def call(*ids: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    return {"role": "assistant", "tool_calls": [{"id": i, "type": "function", "function": function} for i in ids]}
+
+
+def result(call_id: str) -> dict[str, str]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "the result" + " r" * 99}
+
+
+A, B = "aaaaaaaaa", "bbbbbbbbb"
+turn = st.sampled_from(
+    [
+        [said("user", "a"), said("assistant", "b")],
+        [said("user", "c"), said("assistant", "d ")],
+        [
+            said("user", "a"),
+            call("aaaaaaaaa", "bbbbbbbbb"),
+            result("aaaaaaaaa"),
+            result("bbbbbbbbb"),
+            said("assistant", "e"),
+        ],
+        [
+            said("user", "a"),
+            call("aaaaaaaaa", "bbbbbbbbb"),
+            result("bbbbbbbbb"),
+            result("aaaaaaaaa"),
+            said("assistant", "e"),
+        ],
+        [said("user", "a"), call("ccccccccc"), result("ccccccccc"), call("ddddddddd"), result("ddddddddd")],
+        [said("user", "a"), said("user", "b"), said("assistant", "x"), said("assistant", "y ")],
+        [said("user", "a"), said("system", "now"), said("user", "b"), said("assistant", "x")],
+    ]
+)
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(VERSIONS),
+    st.sampled_from([[], [said("system", "be")], [said("system", "be"), said("system", "so")]]),
+    st.lists(turn, min_size=2, max_size=6),
+    st.sampled_from([None, TOOLS]),
+)
+def test_what_is_known_of_a_chat_changes_nothing(
+    version: str, chat: list[Any], turns: list[list[Any]], tools: list[Any] | None
+) -> None:
+    memo = Memo(1 << 24)
+    reader = Reader(tokenizer(version), memo)
+    for more in turns:
+        for members in ({}, {"add_special_tokens": True}):
+            body = json.dumps({"messages": [*chat, more[0]], "tools": tools, **members}).encode()
+            found = marks(body)
+            ask = read("/v1/chat/completions", body, Beginning(found, Bodies(memo.bodies).find(body, found)))
+            (row,) = reader.rows(ask)
+            (expected,) = reader.tokenize(read("/v1/chat/completions", body))
+            assert row.units() == expected
+            hasher = reader.hasher("sha256", "0")
+            assert row.chain(hasher, 16, NO_EXTRA).keys == hasher.chain(expected, 16).keys  # type: ignore[arg-type]
+        chat = [*chat, *more]
+
+
+@pytest.mark.parametrize(("version", "tools"), [("v3", None), ("v7", None), ("v13", TOOLS), ("v15", TOOLS)])
+def test_only_the_end_of_a_long_chat_is_read(version: str, tools: list[Any] | None) -> None:
+    memo = Memo(1 << 24)
+    reader = Reader(tokenizer(version), memo)
+    chat: list[Any] = []
+    for number in range(8):
+        chat += [said("user", f"{number}")]
+        body = json.dumps({"tools": tools, "messages": chat}).encode()
+        found = marks(body)
+        ask = read("/v1/chat/completions", body, Beginning(found, Bodies(memo.bodies).find(body, found)))
+        (row,) = reader.rows(ask)
+        row.chain(reader.hasher("sha256", "0"), 16, NO_EXTRA)
+        if number > 3:
+            assert ask.messages == chat[-2:]
+        chat += [said("assistant", f"{number}")]
 
 
 def test_the_other_apis() -> None:
