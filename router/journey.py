@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import json
 import logging
 import math
 import secrets
@@ -380,7 +381,8 @@ class Journey:
             model=ask.model,
             kind=ask.kind,
             read_as=prompt.reader.mode if prompt.reader is not None and prompt.prompts else None,
-            unread=prompt.unread,
+            unread=prompt.unread if _is_object(body) else "its body is no JSON object; a replica will say so",
+            served=ask.model is None or any(ask.model in replica.models for replica in self._fleet),
             tokens=prompt.tokens,
             blocks=blocks,
             decision=decision,
@@ -500,3 +502,10 @@ class Journey:
 
 def _computing(hand_over: HandOver | None) -> list[Replica]:
     return hand_over.computing() if hand_over is not None else []
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(json.loads(body), dict)
+    except (ValueError, RecursionError):
+        return False

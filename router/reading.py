@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from router.prompt.blocks import NO_EXTRA, Chain, Extra
 from router.prompt.hashing import Hashing
 from router.prompt.reader import PromptError, Reader
-from router.prompt.request import Ask, read
+from router.prompt.request import Ask, prompted, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,8 @@ class Reading:
         if ask.kind != "other" or path.endswith(GENERATING):
             prompt.answer_tokens = min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * min(ask.n, MAX_N)
         if ask.kind == "other":
-            return self._unread(prompt, body_bytes, "its route has no prompt")
+            why = "its prompt cannot be read" if prompted(path) else "its route has no prompt"
+            return self._unread(prompt, body_bytes, why)
         replicas = self._fleet.able(ask.model)
         if not replicas:
             return self._unread(prompt, body_bytes, "no replica serves its model")

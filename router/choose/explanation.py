@@ -27,6 +27,8 @@ class Explanation:
     none_because: str | None
     errors: dict[str, tuple[float, str | None]]
     split: SplitDecision | None = None
+    served: bool = True
+    """Whether any replica names the model."""
 
     def document(self) -> dict[str, Any]:
         """The same for programs."""
@@ -79,6 +81,8 @@ class Explanation:
     def words(self) -> str:
         """The same for people."""
         model = f"model {self.model}" if self.model else "no model named"
+        if not self.served:
+            model += ", which no replica serves (it goes to any, and the engine refuses it)"
         if self.unread:
             lines = [f"{self.kind} request, {model}: routed by load alone, since {self.unread}"]
         else:

@@ -106,6 +106,12 @@ def can_be_known(path: str, body: bytes) -> bool:
     return _LEAST_KNOWN <= len(body) <= _MOST_KNOWN and path.partition("?")[0] == _CHAT
 
 
+def prompted(path: str) -> bool:
+    """Whether requests to a path carry a prompt that can be read here."""
+    route = path.partition("?")[0]
+    return route in _KINDS or route in _CONVERTED or route == "/v1/embeddings"
+
+
 def read(path: str, body: bytes, beginning: Beginning | None = None) -> Ask:
     """Read a request. `path` may carry a query string. Never raises."""
     kind = _KINDS.get(path.partition("?")[0])

@@ -74,6 +74,23 @@ async def test_what_cannot_be_read_is_said_to_go_by_load(fleet: Fleet, body: byt
     assert "by load alone" in said["words"]
 
 
+async def test_it_says_what_is_wrong_with_a_body_and_that_nobody_serves_a_model(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.fake(), admin_port=0)
+    for body in (b"not json", b"[1]"):
+        _, said = await ask(router, body)
+        assert "routed by load alone, since its body is no JSON object; a replica will say so" in said["words"]
+    _, said = await ask(router, {"model": "nope", "messages": [{"role": "user", "content": "hi"}]})
+    assert said["words"].startswith(
+        "chat request, model nope, which no replica serves (it goes to any, and the engine refuses it): "
+    )
+    model = next(iter(router.fleet.ready()[0].models))
+    _, said = await ask(router, {"model": model, "messages": []})
+    assert said["unread"] == "its prompt cannot be read"
+    _, said = await ask(router, {"model": model}, path="/v1/audio/speech")
+    assert said["unread"] == "its route has no prompt"
+    assert "no replica serves" not in said["words"]
+
+
 async def test_without_replicas_it_says_why(fleet: Fleet) -> None:
     fake = await fleet.fake()
     router = await fleet.router(fake, admin_port=0)

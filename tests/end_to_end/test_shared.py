@@ -343,6 +343,24 @@ async def test_an_embedded_store_ends_with_its_router(fleet: Fleet) -> None:
         await Link.connect(Target(path=where), None)
 
 
+async def test_an_embedded_store_that_is_killed_is_followed_by_another(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await fleet.router(await fleet.fake(), redis="embedded", redis_retry_seconds=0.1)
+    shared, embedded = router.shared, router._embedded
+    assert shared is not None
+    assert embedded is not None
+    assert embedded._process is not None
+    await until(lambda: shared.online, "it is used")
+    old = embedded._process.pid
+    os.kill(old, signal.SIGKILL)
+    await until(lambda: shared.faults > 0, "its end is noticed")
+    await until(lambda: shared.online, "another one is used")
+    assert embedded._process.pid != old
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert said == ["the embedded store ended with status -9; another is started in 0.1 s"]
+
+
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)

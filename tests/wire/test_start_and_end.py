@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import json
 import logging
@@ -15,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,6 +253,20 @@ async def test_a_terminated_router_serves_on_for_its_grace_and_then_drains(bench
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def test_ctrl_c_while_it_is_being_loaded_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from router.__main__ import run
+
+    real = builtins.__import__
+
+    def interrupted(name: str, *rest: Any) -> Any:
+        if name == "router.cli":
+            raise KeyboardInterrupt
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert run() == 130
 
 
 async def test_one_that_is_stopped_by_hand_grants_no_grace(bench: Bench) -> None:
