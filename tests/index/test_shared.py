@@ -423,6 +423,7 @@ async def test_a_restart_that_no_router_saw_is_found_by_the_next(house: House) -
     await later.shared.stop()
 
 
+@pytest.mark.fault("hung store", "log per request")
 async def test_a_store_that_hangs_costs_one_wait(house: House, caplog: pytest.LogCaptureFixture) -> None:
     server = await house.server()
     one = await house.router(server.target, timeout_ms=25.0, lease_seconds=60.0)
