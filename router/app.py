@@ -287,6 +287,8 @@ class Router:
         """Take up other settings, and what the files that they name hold by now. No answer under way notices. Raises
         ConfigError where something is wrong; then all stays as it was."""
         async with self._reloading:
+            if self.leaving:
+                return
             settings, changed, fixed = reloaded(self.settings, wanted)
             credentials, sources = Credentials.read(settings), _event_sources(settings)
             _check_admin(settings, credentials)
@@ -549,15 +551,19 @@ class Router:
                 error.add_metric(label, record.error)
         yield from (ready, breaker, in_flight, decoding, blocks, degraded, error, slowness)
         if self.fleet.divided and self._journey is not None:
+            here = {replica.name for replica in (*self.fleet, *self.fleet.leaving)}
             pinned = family("split_pinned_blocks", "Blocks kept for a replica that has yet to fetch them.")
             for name, count in self._journey.divided.pinned.items():
-                pinned.add_metric([name], count)
+                if name in here:
+                    pinned.add_metric([name], count)
             speed = GaugeMetricFamily(
                 "warmroute_split_link_bytes_per_second",
                 "How fast KV gets from one replica to another, as measured.",
                 labels=["prefill", "decode"],
             )
             for prefill, decode, link in self.links.measured():
+                if not {prefill, decode} <= here:
+                    continue
                 speed.add_metric([prefill, decode], link.bandwidth)
             yield from (pinned, speed)
         if self.shared is not None:

@@ -17,6 +17,8 @@ ADDED = frozenset(
         "warmroute_client_connections",
         "warmroute_buffered_bytes",
         "warmroute_shared_queue_blocks",
+        "warmroute_shared_untold_pages",
+        "warmroute_split_pinned_blocks",
     }
 )
 # Gauges that are only as good as the worst of them; of all others the greatest counts.

@@ -121,6 +121,7 @@ class Roster:
         """Forget who has left and has nothing more to end."""
         for replica in self._fleet.drained():
             log.info("%s has left: its last answer has ended", replica.name)
+            self._rates.forget(replica.name)
         kept = {replica.name for replica in (*self._fleet, *self._fleet.leaving)}
         for name in self._pools.keys() - kept:
             self._pools.pop(name).close_idle(older_than=0.0)

@@ -123,3 +123,16 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
     error = capsys.readouterr().err
     assert said in error.strip().splitlines()[-1]
     assert "Traceback" not in error
+
+
+def test_the_file_may_be_named_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.yaml"
+    file.write_text("lisen: {}\n")
+    monkeypatch.setenv("WARMROUTE_CONFIG", str(file))
+    assert main(["serve", URL]) == 2
+    assert f"--config {file}: unknown key `lisen`; did you mean `listen`?" in capsys.readouterr().err
+    file.write_text("replicas: 5\n")
+    with pytest.raises(ConfigError, match="replicas: must be a list of URLs"):
+        load(file=file, environ={"WARMROUTE_CONFIG": "elsewhere"})
