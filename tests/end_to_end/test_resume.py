@@ -7,6 +7,7 @@ continuation is right exactly where it equals the rest of the undisturbed answer
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -22,7 +23,9 @@ from fake_backend.faults import Rule
 from fake_backend.server import Server
 from fake_backend.settings import TINY
 from router.app import Router
+from router.prompt.tokens import Tokenizer
 from tests.end_to_end.conftest import Fleet
+from tests.handoff.pairs import PROMPT, consumer, nothing_pinned, producer
 from tests.wire.conftest import settings_for
 from tests.wire.scripted import Raw, Reply, until
 
@@ -43,6 +46,15 @@ TEXT_BODY: dict[str, Any] = {
 IDS_BODY: dict[str, Any] = TEXT_BODY | {"prompt": [10, 200, 3000, 45, 7]}
 USAGE = {"stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+_load = functools.cache(Tokenizer.load)
+
+
+@pytest.fixture(autouse=True)
+def one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All read one, which takes long to load and never changes."""
+    monkeypatch.setattr(Tokenizer, "load", _load)
 
 
 async def fakes(fleet: Fleet, count: int = 2) -> list[Server]:
@@ -168,6 +180,26 @@ async def test_one_that_dies_before_its_last_word_needs_no_other(fleet: Fleet) -
     reply = await stream(client, CHAT, CHAT_BODY | USAGE)
     assert events(reply)[-1]["error"]["code"] == 502
     assert counted(router) == (0.0, {"usage is missing": 1.0})
+
+
+async def test_one_that_fetched_its_prompt_dies_and_another_computes_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was handed over is of no use to a third replica, and is not offered again."""
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "0")
+    flags = ("--answers", "greedy:80", "--served-model-name", "m")
+    prefill = await producer(fleet, *flags)
+    decodes = [await consumer(fleet, *flags) for _ in range(2)]
+    router = await fleet.router(prefill, *decodes, tokenizer=TINY, split="always")
+    body = CHAT_BODY | {"messages": [{"role": "user", "content": PROMPT}]} | USAGE
+    direct = await fleet.direct(decodes[0])
+    undisturbed = cached_apart(events(await stream(direct, CHAT, body)))
+    dies(decodes, 12)
+    reply = await stream(await fleet.client(router), CHAT, body)
+    assert reply.header(b"x-warmroute-prefill") == prefill.url.removeprefix("http://").encode()
+    assert cached_apart(events(reply)) == undisturbed
+    assert counted(router) == (1.0, {})
+    await nothing_pinned(prefill)
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
