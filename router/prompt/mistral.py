@@ -177,18 +177,19 @@ class MistralChat:
             return False  # what is told may stand where a middle is left out (turns.stand_in)
         if self.version < 7 and (chat[0].role != "user" or any(each.role == "system" for each in chat)):
             return False
-        called: list[str] = []
-        before = ""
+        places: dict[str, int] = {}
+        before, at = "", -1
         for each in chat:
             if each.role == before and before in ("user", "assistant"):
                 return False
             before = each.role
             if each.role == "assistant":
-                called = [call[0] for call in each.calls]
+                places, at = {call[0]: i for i, call in enumerate(each.calls)}, -1
             elif each.role == "tool" and self.version >= 11:
-                if each.call_id not in called:
+                place = places.get(each.call_id, -1)
+                if place <= at:
                     return False
-                called = called[called.index(each.call_id) + 1 :]
+                at = place
         return True
 
     # -- neighbours ----------------------------------------------------------------------------------------------
@@ -231,19 +232,21 @@ class MistralChat:
     def _joined(self, contents: list[list[_Part]]) -> list[_Part]:
         """Parts of several messages with neighbouring texts in one."""
         joined: list[_Part] = []
-        text = ""
+        texts: list[str] = []
         for parts in contents:
-            between = _BETWEEN_MESSAGES if text else self._between_parts
+            between = _BETWEEN_MESSAGES
             for part in parts:
                 if not isinstance(part, str):
-                    if text:
-                        joined.append(text)
+                    if texts:
+                        joined.append("".join(texts))
                     joined.append(part)
-                    text = ""
+                    texts = []
                 elif part:
-                    text = f"{text}{between}{part}" if text else part
+                    if texts:
+                        texts.append(between)
+                    texts.append(part)
                     between = self._between_parts
-        return [*joined, text] if text else joined
+        return [*joined, "".join(texts)] if texts else joined
 
     def _system(self, chat: list[_Message]) -> str:
         """Before version 7 all system messages are one text, which stands before the last question."""
