@@ -27,7 +27,7 @@ from router.handoff.connector import WrongParametersError
 from router.leg import RANK_HEADER
 from router.wire.attempts import SHOWN, Attempt, Ending, Outcome, Patience
 from router.wire.gather import Gathered, gather
-from router.wire.stream import JsonWatch
+from router.wire.stream import CachedCount, JsonWatch
 from router.wire.upstream import BrokenError, ExhaustedError
 
 if TYPE_CHECKING:
@@ -254,6 +254,7 @@ class _Legs:
         self._deadline = self._divided.clock() + patience.first_byte
         self._connector = self._divided.connectors.of(self._prefill.replica.name)
         self._name = secrets.token_hex(16)
+        self._count = CachedCount()
         self._own_id = self._connector.shares_id or self._request.header(REQUEST_ID) is None
         if self._own_id:
             # Where the engines mind, it must be nobody else's; elsewhere the client's own, so that all logs agree.
@@ -340,7 +341,9 @@ class _Legs:
         divided.dispatch.handed(now, self._split, visible=prompt.ask.stream)
         watch = JsonWatch()
         watch.feed(gathered.body)
-        divided.learning.computed(prompt, prefill, watch.answer())
+        answer = watch.answer()
+        self._count.tokens = answer.cached_tokens
+        divided.learning.computed(prompt, prefill, answer)
         try:
             whole = _object(gathered.body)
             handed = self._connector.read(whole)
@@ -395,7 +398,8 @@ class _Legs:
             self._release(handed, free)
             raise FellBackError("late")
         patience = Patience(max(0.001, self._deadline - now), self._idle)
-        attempt = self._leg.attempt = Attempt(self._client, self._request, self._leg, patience, self._added, self._leg)
+        leg = self._leg
+        attempt = leg.attempt = Attempt(self._client, self._request, leg, patience, self._added, leg, self._count)
         try:
             outcome = await attempt.run(
                 divided.pools[decode.name], decode_body(self._hand_over.body, handed.parameters)

@@ -75,6 +75,16 @@ class Observer(Protocol):
         """A piece of the answer's body, in order."""
 
 
+class Edit(Protocol):
+    """Changes what the client is shown of an answer's body."""
+
+    def piece(self, piece: bytes) -> bytes:
+        """What is shown now; what is missing of it comes later."""
+
+    def rest(self) -> bytes:
+        """What is left at the end."""
+
+
 class Hold(Protocol):
     """Keeps the beginning of an event stream back, so that an error in it can still be answered by another attempt."""
 
@@ -101,6 +111,7 @@ class Attempt:
         "_client",
         "_connection",
         "_done",
+        "_edit",
         "_held",
         "_hold",
         "_last",
@@ -125,12 +136,15 @@ class Attempt:
         patience: Patience,
         added: Headers | None = None,
         hold: Hold | None = None,
+        edit: Edit | None = None,
     ) -> None:
-        """`added`: headers for the replica beside the client's own. `hold`: whether the answer may be shown yet."""
+        """`added`: headers for the replica beside the client's own. `hold`: whether the answer may be shown yet.
+        `edit`: what is changed of it on the way."""
         self._client = client
         self._request = request
         self._added = added
         self._hold = hold
+        self._edit = edit
         self._observer = observer
         self._patience = patience
         self._loop = asyncio.get_running_loop()
@@ -247,8 +261,15 @@ class Attempt:
         if self._plain_events and ERROR_EVENT in piece and (at := failed_at(piece)) >= 0 and self._observer.resumes():
             self._give_up(piece, at)
             return
-        self._give(piece)
+        if self._edit is None:
+            self._give(piece)
+        elif shown := self._edit.piece(piece):
+            self._give(shown)
         self._observer.feed(piece)
+
+    def _give_rest(self) -> None:
+        if self._edit is not None and (rest := self._edit.rest()):
+            self._give(rest)
 
     def _give(self, piece: bytes) -> None:
         """Pass a piece of the body on, in this hop's framing."""
@@ -280,6 +301,7 @@ class Attempt:
     def complete(self) -> None:
         if self._hold is not None:
             self._show()
+        self._give_rest()
         if self._takes_events and self._status == 200 and not self._observer.whole():
             self._break_off("it ended its stream before its answer was done")
             return
@@ -318,6 +340,7 @@ class Attempt:
 
     def _break_off(self, why: str) -> None:
         """The client has part of an answer: it goes on elsewhere, or the client is told that it is only a part."""
+        self._give_rest()
         if self._takes_events and self._observer.resumes():
             self.flush()
             self._client.adjourn()  # its connection may be at work for another client next

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -146,6 +147,61 @@ class Said:
 
 # Members of each chunk that are the same in all chunks of an answer.
 _IDENTITY = ("id", "created", "model")
+
+
+# A count as vLLM writes it in `usage`. In an answer's text the quotes are escaped, so it is not found there.
+_CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)(?=\D)')
+_CACHED_BEGUN = re.compile(rb'"cached_tokens"\s*(?::\s*\d*)?\Z')
+_CACHED_NAME = b'"cached_tokens"'
+
+
+class CachedCount:
+    """Puts the true count of cached tokens in the place of one in passing, at the same length.
+
+    The replica that answers a prompt computed elsewhere counts what it fetched as cached. What the client is to be told
+    is what was cached where it was computed.
+    """
+
+    __slots__ = ("_rest", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: int | None = None
+        """The true count; None while it is not known, which changes nothing."""
+        self._rest = b""  # the beginning of a count whose end has not come
+
+    def piece(self, piece: bytes) -> bytes:
+        """What to pass on now, of all that has come."""
+        data = self._rest + piece
+        at = _begun_count(data)
+        self._rest = data[at:]
+        return self._mended(data[:at])
+
+    def rest(self) -> bytes:
+        """What is left at the end."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def _mended(self, data: bytes) -> bytes:
+        if self.tokens is None or _CACHED_NAME not in data:
+            return data
+        pieces: list[bytes] = []
+        done = 0
+        for found in _CACHED.finditer(data):
+            start, end = found.span(1)
+            told = b"%d" % self.tokens
+            if len(told) <= end - start:
+                pieces += (data[done:start], told.rjust(end - start))
+                done = end
+        return b"".join((*pieces, data[done:]))
+
+
+def _begun_count(data: bytes) -> int:
+    """Where a count begins that ends behind `data`; its length, if none does."""
+    at = data.rfind(_CACHED_NAME)
+    if at >= 0 and _CACHED_BEGUN.match(data, at):
+        return at
+    quote = data.rfind(b'"', max(0, len(data) - len(_CACHED_NAME)))
+    return quote if quote >= 0 and _CACHED_NAME.startswith(data[quote:]) else len(data)
 
 
 class Watch(Protocol):

@@ -357,3 +357,23 @@ class TestLeaving:
         await until(lambda: not any(each.load.in_flight for each in router.fleet), "nothing is booked")
         assert router._journey is not None
         assert router._journey.divided.pinned == {}
+
+
+@pytest.mark.parametrize("connector", ["nixl", "content"])
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+async def test_usage_tells_what_was_cached_where_the_prompt_was_computed(
+    bench: Bench, connector: str, streamed: bool
+) -> None:
+    """An engine that fetched all of a prompt counts all of it as cached."""
+    usage = b'"usage":{"prompt_tokens":463,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":%s}}'
+    told, true = (
+        b'data: {"choices":[],%s}\n\n' % (usage % count) if streamed else b'{"choices":[{}],%s}' % (usage % count)
+        for count in (b"462", b" 32")
+    )
+    begun, ended = (ROLE + delta("a"), b"data: [DONE]\n\n") if streamed else (b"", b"")
+    second = stream(begun, told[:-30], told[-30:], ended) if streamed else answer(told)
+    _, _, router = await pair(bench, says(answer(handing())), says(second), connector=connector)
+    client = await bench.client(router)
+    client.post(PATH, STREAM_BODY if streamed else BODY)
+    reply = await client.reply()
+    assert (reply.clean, reply.body) == (True, begun + true + ended)
