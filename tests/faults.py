@@ -253,6 +253,11 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
         "renamed metrics": ("A renamed metric reads as zero", "old and new names are read, and missing ones known"),
         "slow metrics": ("A replica's slow, huge or failing /metrics holds up routing", "requests do not notice"),
         "label explosion": ("Names from clients become labels", "labels are replicas and a few fixed words"),
+        "series of the gone": ("Metrics of a replica that was removed stay for ever", "they go after its last answer"),
+        "sums that fall": (
+            "Of several workers a scrape sees one, or the sum falls when one dies",
+            "whichever is asked tells of all, ended ones included",
+        ),
         "hung store": (
             "A store that takes connections and never answers holds up every request",
             "each goes on by what the router knows itself",

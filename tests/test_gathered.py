@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.gathered import Gathered, read, write
 
 PAGE = """\
@@ -54,6 +56,7 @@ def test_parts_are_added_and_states_are_not() -> None:
     assert found['warmroute_ttft_seconds_sum{replica="gpu1:8000"}'] == 1.0
 
 
+@pytest.mark.fault("sums that fall")
 def test_what_an_ended_worker_counted_stays_and_what_it_had_in_flight_does_not() -> None:
     gathered = Gathered()
     gathered.heard(1, page(requests=3.0, in_flight=2.0))

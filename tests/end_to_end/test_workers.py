@@ -53,6 +53,7 @@ def admin_of(running: Running) -> tuple[str, int]:
     return "127.0.0.1", int(found[1])
 
 
+@pytest.mark.fault("sums that fall")
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 async def test_workers_serve_as_one_and_one_that_dies_is_replaced(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
     release = asyncio.Event()

@@ -193,6 +193,7 @@ def test_what_waits_is_bounded() -> None:
 # -- ids ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("identity")
 async def test_an_id_goes_to_the_replica_and_back_once(bench: Bench) -> None:
     replica = await bench.replica()
     router = await bench.router(replica)
@@ -205,6 +206,7 @@ async def test_an_id_goes_to_the_replica_and_back_once(bench: Bench) -> None:
     assert replica.received[0].header(b"traceparent") == b"00-a-b-01"
 
 
+@pytest.mark.fault("identity")
 async def test_an_id_is_made_where_there_is_none_and_a_replicas_own_is_kept(bench: Bench) -> None:
     replica = await bench.replica()
     router = await bench.router(replica)
