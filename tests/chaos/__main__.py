@@ -41,7 +41,7 @@ FAKE = (
 )
 ROUTER = (
     # Small pools and memories are full within the warm-up: what grows after that leaks.
-    *("--prompt-memory-bytes", str(8 * 2**20), "--redis-queue-blocks", "10000", "--redis-retry-seconds", "0.2"),
+    *("--prompt-memory-bytes", str(2**20), "--redis-queue-blocks", "10000", "--redis-retry-seconds", "0.2"),
     *("--admin-port", "-1", "--first-byte-timeout-seconds", "60", "--idle-timeout-seconds", "30"),
 )
 
@@ -56,6 +56,7 @@ class Chaos:
         self._directory = directory
         self._stack = stack
         self._tasks: set[asyncio.Task[None]] = set()
+        self._suffering = [asyncio.Lock() for _ in range(REPLICAS + 1)]  # the store's is the last
         self.findings = Findings()
         self.resident: list[tuple[float, int]] = []
 
@@ -94,7 +95,9 @@ class Chaos:
             if isinstance(outcome, BaseException):
                 raise outcome
         watching.cancel()
-        await asyncio.gather(*self._tasks)
+        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                self.findings.found(f"the run itself: {outcome!r}")
         await client.close()
         await self._rest()
         self._judge_memory()
@@ -115,12 +118,10 @@ class Chaos:
                 return
             say(str(event))
             # Each ends by itself, while others begin.
-            self._tasks.add(
-                asyncio.create_task(self._store_event(event) if event.replica == STORE else self._do(event))
-            )
+            self._tasks.add(asyncio.create_task(self._do(event)))
         await asyncio.sleep(max(0.0, self.findings.begun + self._seconds - time.monotonic()))
 
-    async def _store_event(self, event: Event) -> None:
+    async def _harm_store(self, event: Event) -> None:
         if event.action == "kill":
             await self._store.stop()
             await asyncio.sleep(event.seconds)
@@ -131,6 +132,13 @@ class Chaos:
             self._store.signal(signal.SIGCONT)
 
     async def _do(self, event: Event) -> None:
+        if self._suffering[event.replica].locked():
+            say("          it has not recovered yet, and is spared this time")
+            return
+        async with self._suffering[event.replica]:
+            await (self._harm_store(event) if event.replica == STORE else self._harm(event))
+
+    async def _harm(self, event: Event) -> None:
         fake, url = self._fakes[event.replica], self._urls[event.replica]
         match event.action:
             case "kill":

@@ -33,8 +33,8 @@ STEP_SECONDS = 1.0
 TOKENS = (20, 60)
 POOL_BLOCKS = 2000
 ROUTER = (
-    # Full within the warm-up: what grows after that leaks.
-    *("--prompt-memory-bytes", str(8 * 2**20), "--admin-port", "-1"),
+    # Full within the warm-up, as the pools are: what grows after that leaks.
+    *("--prompt-memory-bytes", str(2**20), "--admin-port", "-1"),
 )
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
