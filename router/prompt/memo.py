@@ -28,6 +28,8 @@ Piece: TypeAlias = "str | bytes | array[int]"
 
 Units: TypeAlias = "bytes | array[int]"
 
+_NOTHING = array("I")
+
 IDS_IN_PIECE = 1024
 """Token ids given by a client are cut into pieces of this many."""
 
@@ -186,16 +188,22 @@ class Row:
     def _encoded(self, pieces: Sequence[str], digests: Sequence[int]) -> list[Units]:
         assert self._encode is not None
         kept = self._memo.ids
-        found = [kept.get(digest ^ self._tokenizer) for digest in digests]
-        missing = [i for i, ids in enumerate(found) if ids is None]
+        units: list[Units] = []
+        missing = []
+        for i, digest in enumerate(digests):
+            ids = kept.get(digest ^ self._tokenizer)
+            if ids is None:
+                missing.append(i)
+                ids = _NOTHING
+            units.append(ids)
         if missing:
             fresh = self._encode([pieces[i] for i in missing])
             entries = []
             for i, ids in zip(missing, fresh, strict=True):
-                found[i] = ids
+                units[i] = ids
                 entries.append((digests[i] ^ self._tokenizer, ids, 80 + 4 * len(ids)))
             kept.put_all(entries)
-        return [ids for ids in found if ids is not None]
+        return units
 
 
 def follow(base: int, digest: int) -> int:
