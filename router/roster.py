@@ -104,6 +104,7 @@ class Roster:
                 await self._leave(address.name)
         for replica in self._fleet:
             self._fleet.tell(replica, wanted[replica.address])
+        self.sweep()
         return [each.name for each in come], [each.name for each in gone]
 
     async def _leave(self, name: str) -> None:

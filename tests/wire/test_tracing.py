@@ -166,7 +166,7 @@ async def test_a_collector_that_is_away_costs_old_spans_and_one_line(
     await until(lambda: len(collector.received) == 1, "it was asked once")
     await until(lambda: len(tracer._spans) == MAX_SPANS, "what it would not take is kept")
     collector.status = b"200 OK"
-    await until(lambda: not tracer._spans, "all are taken")
+    await until(lambda: len(collector.spans) == BATCH + MAX_SPANS, "all are taken")
     assert [int(span["spanId"], 16) for span in collector.spans[BATCH:]] == list(range(5, MAX_SPANS + 5))
     assert collector.received[0].header(b"api-key") == b"secret"
     await until(lambda: len(caplog.records) == 2, "both changes are told")
