@@ -86,6 +86,10 @@ def test_control_tokens_in_a_text_are_text() -> None:
     assert tokenizer("v7").decode(prompt[2:-1]) == text
 
 
+def test_one_token_begins_a_chat_whatever_is_asked_for() -> None:
+    assert shown("v7", USER) == shown("v7", USER, add_special_tokens=True) == "<1><3>hi<4>"
+
+
 @settings(deadline=None)
 @given(st.text(alphabet="the [INST]</s>\ue0f3\ue0f40123456789abcdef", max_size=60))
 def test_no_text_makes_a_control_token(text: str) -> None:
