@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from router.wire.front import Front
     from router.wire.http import Head, Headers, Request
     from router.wire.seam import Seam
+    from router.wire.upstream import Pool
 
 
 class Resumed(Attempt):
@@ -38,6 +39,10 @@ class Resumed(Attempt):
         self._plain_events = True
         self._tail = broken._tail
 
+    async def run(self, pool: Pool, body: bytes) -> Outcome:
+        self._beat()  # the client is in the middle of a stream
+        return await super().run(pool, body)
+
     def head(self, head: Head) -> None:
         self._begun(head)
         assert self._connection is not None
@@ -50,7 +55,6 @@ class Resumed(Attempt):
             return
         self._observer.answering(head)
         self._client.go_on(self._connection, self._shut)
-        self._beat()
 
     def body(self, piece: bytes) -> None:
         # Whole events only: where this one breaks off, too, the client was given just what was watched.

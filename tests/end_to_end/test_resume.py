@@ -7,6 +7,7 @@ continuation is right exactly where it equals the rest of the undisturbed answer
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -15,6 +16,7 @@ import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -29,6 +31,7 @@ from tests.handoff.pairs import PROMPT, consumer, nothing_pinned, producer
 from tests.wire.conftest import settings_for
 from tests.wire.scripted import Raw, Reply, until
 
+START_SECONDS = 100.0  # a bound; a fake takes two, alone on the machine
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = [
@@ -286,6 +289,13 @@ class Processes:
             self._stack.push_async_callback(process.wait)
             self._stack.callback(_kill, process)
             started.append((f"http://127.0.0.1:{port}", process))
+        async with asyncio.timeout(START_SECONDS), aiohttp.ClientSession() as session:
+            for url, process in started:
+                while process.returncode is None:
+                    with contextlib.suppress(aiohttp.ClientError):
+                        async with session.get(f"{url}/health"):
+                            break
+                    await asyncio.sleep(0.1)
         return started
 
 
@@ -333,3 +343,42 @@ async def test_killed_while_it_streams_to_the_openai_client(usage: dict[str, Any
             assert [(u.prompt_tokens, u.completion_tokens, u.total_tokens) for u in usages] == [
                 (total.prompt_tokens, 200, total.prompt_tokens + 200)
             ]
+
+
+async def test_stopped_while_some_wait_and_some_stream() -> None:
+    """A process that is stopped closes no connection. What waits there for its first byte is answered elsewhere, what
+    streams from there goes on elsewhere, and nobody sees a failure."""
+    async with AsyncExitStack() as stack:
+        replicas = await Processes(stack).start(2)
+        settings = settings_for(
+            [url for url, _ in replicas],
+            tokenizer=TINY,
+            probe_seconds=0.1,
+            probe_timeout_seconds=0.3,
+            silence_seconds=1.5,
+            policy="round_robin",
+        )
+        router = await stack.enter_async_context(Router(settings))
+        await until(lambda: len(router.fleet.ready()) == 2, "both are ready")
+        host, port = router.address
+        client = await stack.enter_async_context(
+            openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0, timeout=60)
+        )
+        asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "temperature": 0, "max_tokens": 300}
+        asked["extra_body"] = {"ignore_eos": True}
+        undisturbed = (await client.chat.completions.create(**asked)).choices[0].message.content
+        raw = await client.chat.completions.with_raw_response.create(stream=True, **asked)
+        serving = raw.headers["x-warmroute-replica"]
+        (stopped,) = (process for url, process in replicas if url.endswith(serving))
+        text, waiting = "", []
+        async for chunk in raw.parse():
+            text += chunk.choices[0].delta.content or ""
+            if not waiting and len(text) > 40:
+                os.kill(stopped.pid, signal.SIGSTOP)
+                waiting = [asyncio.create_task(client.chat.completions.create(**asked)) for _ in range(6)]
+        assert text == undisturbed
+        answers = await asyncio.gather(*waiting)
+        assert [answer.choices[0].message.content for answer in answers] == [undisturbed] * 6
+        assert counted(router) == (1.0, {})
+        assert router.telemetry.attempts.labels(serving, "unreached").value >= 1
+        assert all(replica.load.in_flight == 0 for replica in router.fleet)

@@ -229,6 +229,26 @@ async def test_a_second_half_that_never_begins_is_bounded_as_a_pause_is(bench: B
     await until(lambda: at_rest(router), "nothing is in flight")
 
 
+async def test_the_pause_between_the_halves_is_kept_alive(bench: Bench) -> None:
+    go_on = asyncio.Event()
+
+    async def late(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go_on.wait()
+        await says(delta(" am"), DONE, then="end")(request, reader, writer)
+
+    _, _, client = await scene(bench, says(delta(" I")), late, sse_keep_alive_seconds=0.05)
+    await client.head()
+    assert await client.chunk() == delta(" I")
+    for _ in range(3):
+        assert (await client.chunk() or b"").startswith(b":")
+    go_on.set()
+    rest = b""
+    while (piece := await client.chunk()) is not None:
+        rest += b"" if piece.startswith(b":") else piece
+    assert b" am" in rest
+    assert rest.endswith(DONE)
+
+
 @pytest.mark.parametrize(
     "scripts",
     [
