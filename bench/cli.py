@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import demo, hit_rate, load, overhead_decision, overhead_forward, overhead_redis, simulate
+from bench import demo, hit_rate, load, overhead_decision, overhead_forward, overhead_redis, simulate, simulate_split
 from bench.forward_peers import NAMES as PEERS
 from bench.processes import StartError
 from fake_backend.budget import BudgetError
@@ -19,6 +19,7 @@ from router.config import leaves
 from router.prompt.blocks import ALGORITHMS
 
 _INTERRUPTED = 128 + signal.SIGINT
+SIMULATE_SPLIT = "simulate split"
 POLICIES = next(leaf.choices for leaf in leaves() if leaf.name == "policy")
 
 T = typing.TypeVar("T")
@@ -41,7 +42,10 @@ class _Described(_Formatter, argparse.RawDescriptionHelpFormatter):
 
 def main(argv: Sequence[str] | None = None) -> None:
     top = parser()
-    arguments = top.parse_args(argv)
+    typed = list(sys.argv[1:] if argv is None else argv)
+    if typed[:2] == SIMULATE_SPLIT.split():
+        typed[:2] = [SIMULATE_SPLIT]  # a command of two words beside one that takes a file; ./split is a file
+    arguments = top.parse_args(typed)
     if arguments.run is hit_rate.run and arguments.check and hit_rate.DEFAULT_POLICY not in arguments.policies:
         top.error(f"--check holds {hit_rate.DEFAULT_POLICY} to its bar: name it among --policies")
     try:
@@ -121,6 +125,17 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument("--requests", type=_positive, default=None, help="only the first so many")
     _common(replay)
     replay.set_defaults(run=simulate.run, on_ctrl_c=_INTERRUPTED)
+
+    split = commands.add_parser(
+        SIMULATE_SPLIT,
+        help="prefill and decode on one replica or on two: every rule over fake engines, in virtual time",
+        description=simulate_split.__doc__,
+        formatter_class=_Formatter,
+    )
+    split.add_argument("--quick", action="store_true", help="two shapes, one fleet, short runs: to see it run")
+    split.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
+    _common(split)
+    split.set_defaults(run=simulate_split.run, on_ctrl_c=_INTERRUPTED)
 
     steady = commands.add_parser(
         "load",

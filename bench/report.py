@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bench.ceilings import Ceilings
     from bench.hit_rate import Result
     from bench.simulate import Summary
+    from bench.simulate_split import Outcome, Verdict
 
 _WIDTH = 120
 
@@ -147,4 +148,31 @@ def simulated(document: dict[str, object], summaries: "Sequence[Summary]", bound
     console.print(
         f"ceilings ({summaries[-1].policy}'s run): infinite cache {bound.infinite:.1%}, "
         f"pooled LRU {bound.pooled_lru:.1%}, greedy oracle {bound.greedy_oracle:.1%}"
+    )
+
+
+def split_table(found: "Sequence[Outcome]", verdict: "Verdict") -> None:
+    """Print one row a cell: what each rule makes of it, and ours beside the better of always and never."""
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH + 40)
+    names = list(found[0].figures)
+    shown = Table(title="mean TTFT, ms / mean end to end, s / share split", title_justify="left")
+    shown.add_column("cell")
+    for name in names:
+        shown.add_column(name, justify="right")
+    shown.add_column("cost over the better", justify="right")
+    for row in found:
+        shown.add_row(
+            str(row.cell),
+            *(
+                f"{each.ttft_mean_ms:.0f} / {each.end_to_end_mean_ms / 1000:.2f} / {each.split_share:.0%}"
+                for each in row.figures.values()
+            ),
+            f"{row.ttft_ratio:.3f} / {row.end_to_end_ratio:.3f}",
+        )
+    console.print(shown)
+    beaten = ", ".join(f"{name} in {count}" for name, count in verdict.beats.items())
+    console.print(
+        f"{verdict.cells} cells; in {verdict.at_odds}, always and never are each better in one respect.\n"
+        f"cost is as good as the better of them in {verdict.within}, better than both in {verdict.better_than_both}.\n"
+        f"Its mean TTFT is lower than that of {beaten}."
     )

@@ -154,7 +154,7 @@ class Simulation:
                 flight.record.took = now - flight.call.at
                 flight.record.cached = request.cached_tokens or 0
                 dispatch.end(now, flight.placement)
-                dispatch.answered(flight.placement, [_whole(flight.call, size)])
+                dispatch.answered(flight.placement, [whole(flight.call, size)])
                 follower = workload.following(flight.call, now)
                 if follower is not None:
                     push(follower.at, follower)
@@ -192,7 +192,7 @@ class Simulation:
         return number
 
 
-def _whole(call: Call, size: int) -> Blocks:
+def whole(call: Call, size: int) -> Blocks:
     """Prompt and answer; the last token of an answer is sampled, never computed."""
     tokens = call.prompt_tokens + (call.answer_tokens - 1 if call.answer_named else 0)
     return Blocks(call.keys[: tokens // size], 0)

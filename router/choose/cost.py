@@ -49,6 +49,8 @@ class Candidate:
     slowness: float = 1.0
     rank: int | None = None
     """The data-parallel rank that this is about, where ranks are told apart."""
+    fetching: float = 0.0
+    """Bytes of KV on their way to it."""
 
     @property
     def hit(self) -> int:

@@ -141,24 +141,25 @@ class Dispatch:
         candidate = decision.candidates[decision.decode]
         replica, own = replicas[decision.decode], blocks[decision.decode]
         if decision.prefill is None or decision.pair is None:
-            leg = Decision(0, decision.reason, [candidate], [decision.local_price.price])
+            leg = Decision(0, decision.reason, [candidate], [decision.local_price.prefill.price])
             local = self._book(now, replica, leg, own, tokens, answer_tokens, visible=visible, sequences=sequences)
             return SplitPlacement(decision, None, local)
         price = decision.pair.price
         first = self._book(
             now,
             replicas[decision.prefill],
-            Decision(0, decision.reason, [decision.candidates[decision.prefill]], [price.prefill]),
+            Decision(0, decision.reason, [decision.candidates[decision.prefill]], [price.prefill.price]),
             blocks[decision.prefill],
             tokens,
             0,
             visible=True,
         )
-        booking = replica.load.book_decode(now, work=answer_tokens * DECODE_WEIGHT, sequences=sequences)
+        size = (sum(tokens) - candidate.hit) * links.bytes_per_token
+        booking = replica.load.book_decode(now, work=answer_tokens * DECODE_WEIGHT, fetches=size, sequences=sequences)
         leg = Decision(0, decision.reason, [candidate], [Price(price.decode_waiting_ms, 0.0, 0.0, 0.0)])
         second = Placement(replica, replica.epoch, leg, booking, own, tokens, now, fetches=True)
         self._remember(second, now + price.total_ms / 1000, answered=answer_tokens > 1)
-        return SplitPlacement(decision, first, second, size=(sum(tokens) - candidate.hit) * links.bytes_per_token)
+        return SplitPlacement(decision, first, second, size)
 
     def _book(
         self,
@@ -298,6 +299,7 @@ class Dispatch:
             routed=load.routed(now) + others.routed,
             slowness=self._rates.slowness(replica.name),
             rank=rank,
+            fetching=load.fetching,
         )
 
     def first_token(self, now: float, placement: Placement) -> None:

@@ -14,10 +14,12 @@ Other routers' rules stand beside it by name, to compare with: they see the prom
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from router.choose.cost import DECODE_WEIGHT, Candidate, Price, begins_branch, prices
+from router.fleet.ledger import ROUTED_WINDOW_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,40 +27,77 @@ if TYPE_CHECKING:
     from router.fleet.links import Link, Links
     from router.fleet.rates import Rates
 
-# A prefill on a replica that decodes holds all its answers up; so much of that is set against the request's own first
-# token. Both count in the end-to-end time, but only one in the time to the first token.
-DAMAGE = 0.1
-# The same for what one more answer takes from those beside it.
-CROWDING = 0.1
+# What holds others up counts, too. All of these were found in simulation (python -m bench simulate split).
+#
+# A prefill on a replica that decodes holds up all its answers. That makes them end later, but no first token come later
+# as long as there is room; where there is none any more, what ends later delays all that comes after it. So each answer
+# counts with this share of the prefill, over the square of the room that is left.
+DAMAGE = 0.03
+# The busiest that a fleet is taken to be, so that there always is some room.
+BUSIEST = 0.8
+# A prefill that is handed over delays those that will come to the replicas which do nothing else: as long as a queue of
+# so many servers is at their load (Sakasegawa's approximation), times this.
+QUEUE = 3.0
+# One more answer slows those beside it, and they slow it: this share of what it is as work, for each of them.
+CROWDING = 0.03
+# What a hand-over takes beside the transfer: the second request, the engine's step under way and the one that it joins.
+RESUME_MS = 35.0
+
+
+@dataclass(slots=True)
+class PrefillPrice:
+    """What a prompt costs where it is computed, ms."""
+
+    price: Price
+    """As it is booked: on the slow side."""
+    likely: float
+    """The share of it that is likely: against a transfer, being slow is no virtue."""
+    others_ms: float
+    """What is set against it for those who wait for it: answers that are held up, prompts that will come."""
+
+    @property
+    def own_ms(self) -> float:
+        """From the decision to the end of the prefill."""
+        return self.likely * (self.price.waiting_ms + self.price.prefill_ms)
+
+    @property
+    def total_ms(self) -> float:
+        return self.own_ms + self.likely * self.price.placement_ms + self.others_ms
 
 
 @dataclass(slots=True)
 class PairPrice:
     """The terms of one pair's cost, ms."""
 
-    prefill: Price
+    prefill: PrefillPrice
+    fetching_ms: float
+    """Of what is on its way to the replica that answers already: this passes while the prompt is computed."""
     transfer_ms: float
     decode_waiting_ms: float
-    """Of the replica that answers: this passes while the prompt is computed."""
+    """Of the replica that answers; likewise."""
     crowding_ms: float
 
     @property
+    def own_ms(self) -> float:
+        """From the decision to the first token."""
+        return max(max(self.prefill.own_ms, self.fetching_ms) + self.transfer_ms, self.decode_waiting_ms) + RESUME_MS
+
+    @property
     def total_ms(self) -> float:
-        arrival = self.prefill.total_ms + self.transfer_ms
-        return max(arrival, self.decode_waiting_ms) + self.crowding_ms
+        arrival = max(self.prefill.total_ms, self.fetching_ms) + self.transfer_ms
+        return max(arrival, self.decode_waiting_ms) + RESUME_MS + self.crowding_ms
 
 
 @dataclass(slots=True)
 class LocalPrice:
     """The terms of a replica's cost that does all of a request itself, ms."""
 
-    price: Price
-    damage_ms: float
+    prefill: PrefillPrice
     crowding_ms: float
 
     @property
     def total_ms(self) -> float:
-        return self.price.total_ms + self.damage_ms + self.crowding_ms
+        return self.prefill.total_ms + self.crowding_ms
 
 
 @dataclass(slots=True)
@@ -111,14 +150,18 @@ class Choice:
     locals: Sequence[LocalPrice] = field(init=False)
     local: int = field(init=False)
     branch: bool = field(init=False)
+    _damage: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.branch = begins_branch(self.candidates)
+        everyone = range(len(self.candidates))
+        # As if those that answer did all of the work: what is split now is no reason to split less.
+        room = 1 - min(BUSIEST, self._load(everyone, len(self.answering)))
+        self._damage = DAMAGE / (room * room)
         own = [self.candidates[place] for place in self.answering]
-        priced = prices(own, self.tokens, self.rates, branch=self.branch)
         self.locals = [
-            LocalPrice(price, DAMAGE * candidate.decoding * price.prefill_ms, self.crowding_ms(candidate))
-            for candidate, price in zip(own, priced, strict=True)
+            LocalPrice(price, self._crowding_ms(candidate))
+            for candidate, price in zip(own, self._prefills(own), strict=True)
         ]
         best = min(range(len(own)), key=lambda i: (self.locals[i].total_ms, own[i].routed, own[i].name))
         self.local = self.answering[best]
@@ -132,23 +175,43 @@ class Choice:
         """Tokens that the best place for all of it would have to compute."""
         return sum(self.tokens) - self.candidates[self.local].hit
 
-    def crowding_ms(self, candidate: Candidate) -> float:
-        """What this answer takes from those beside it, and they from it."""
-        return CROWDING * self.answer_tokens * DECODE_WEIGHT * self.rates.token_ms * candidate.in_flight
+    def _load(self, places: Sequence[int], servers: int) -> float:
+        """How busy the work given lately to these keeps so many replicas; 1 is all the time."""
+        tokens = sum(self.candidates[place].routed for place in places)
+        return tokens * self.rates.token_ms * self.rates.likely / (ROUTED_WINDOW_SECONDS * 1000) / servers
 
-    def best_pair(self, transfer_ms: Callable[[Link, float], float] | None = None) -> Pair | None:
-        """The pair of the least cost; None where there is none. `transfer_ms`: what moving bytes over a link is taken
-        to cost, no less than the link takes."""
+    def _prefills(self, candidates: Sequence[Candidate], queue: float = 0.0) -> list[PrefillPrice]:
+        likely = self.rates.likely
+        priced = prices(candidates, self.tokens, self.rates, branch=self.branch)
+        return [
+            PrefillPrice(price, likely, likely * price.prefill_ms * (self._damage * candidate.decoding + queue))
+            for candidate, price in zip(candidates, priced, strict=True)
+        ]
+
+    def _queue(self) -> float:
+        """How much later those come who will want to prefill after this one, in times its own prefill."""
+        servers = len(self.computing)
+        load = min(BUSIEST, self._load(self.computing, servers))
+        behind: float = load ** (math.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - load))
+        return QUEUE * behind
+
+    def _crowding_ms(self, candidate: Candidate) -> float:
+        work_ms = self.answer_tokens * DECODE_WEIGHT * self.rates.token_ms * self.rates.likely
+        return CROWDING * work_ms * candidate.in_flight
+
+    def best_pair(self) -> Pair | None:
+        """The pair of the least cost; None where there is none."""
         links, candidates, total = self.links, self.candidates, sum(self.tokens)
-        cost = transfer_ms or (lambda link, size: link.transfer_ms(size))
+        likely, fastest = self.rates.likely, links.fastest.bandwidth / 1000
         given = [candidates[place] for place in self.computing]
         if not given:
             return None
-        priced = prices(given, self.tokens, self.rates, branch=self.branch)
         computing = sorted(
             (
                 (price.total_ms, candidate.routed, place, price)
-                for price, candidate, place in zip(priced, given, self.computing, strict=True)
+                for price, candidate, place in zip(
+                    self._prefills(given, self._queue()), given, self.computing, strict=True
+                )
             ),
             key=lambda each: each[:3],
         )
@@ -157,27 +220,28 @@ class Choice:
             candidate = candidates[place]
             size = (total - candidate.hit) * links.bytes_per_token
             floor = links.fastest.transfer_ms(size)
-            crowding = self.crowding_ms(candidate)
-            bound = max(computing[0][0] + floor, candidate.waiting_ms) + crowding
-            answering.append((bound, candidate.routed, place, size, floor, crowding))
+            crowding = self._crowding_ms(candidate)
+            waiting = likely * candidate.waiting_ms
+            bound = max(max(computing[0][0], candidate.fetching / fastest) + floor, waiting) + crowding
+            answering.append((bound, candidate.routed, place, size, floor, waiting, crowding))
         answering.sort(key=lambda each: each[:3])
         best: Pair | None = None
         least = float("inf")
-        for bound, _, decode, size, floor, crowding in answering:
+        for bound, _, decode, size, floor, waiting, crowding in answering:
             if bound >= least:
                 break  # and so are all after it
-            waiting, name = candidates[decode].waiting_ms, candidates[decode].name
             for spent, _, prefill, price in computing:
                 if max(spent + floor, waiting) + crowding >= least:
                     break
                 if prefill == decode:
                     continue
-                link = links.between(candidates[prefill].name, name)
-                transfer = cost(link, size)
-                all_in_all = max(spent + transfer, waiting) + crowding
+                link = links.between(candidates[prefill].name, candidates[decode].name)
+                transfer = link.transfer_ms(size)
+                fetching = candidates[decode].fetching / link.bandwidth * 1000
+                all_in_all = max(max(spent, fetching) + transfer, waiting) + crowding
                 if all_in_all < least:
                     least = all_in_all
-                    best = Pair(prefill, decode, PairPrice(price, transfer, waiting, crowding), link)
+                    best = Pair(prefill, decode, PairPrice(price, fetching, transfer, waiting, crowding), link)
         return best
 
     def stay(self, reason: str, pair: Pair | None = None) -> SplitDecision:
@@ -248,12 +312,13 @@ class Cost:
 
     `least_uncached`: fewer uncached tokens are never handed over. `least_ratio`: nor are prompts that are shorter, in
     uncached tokens, than so many times the answer expected. `gain`: what a split has to save of the local cost, 0 to 1,
-    and at least `gain_ms`. `slow_gain`: the same where the link is not RDMA. `force`: a slow link is as good as any.
+    and at least `gain_ms`. `slow_gain`: over a link that is not RDMA, it has to save so much of the time to its own
+    first token as well, whatever it spares others. `force`: a slow link is as good as any.
     """
 
     least_uncached: int = 256
     least_ratio: float = 0.0
-    gain: float = 0.05
+    gain: float = 0.02
     gain_ms: float = 5.0
     slow_gain: float = 0.5
     force: bool = False
@@ -269,17 +334,18 @@ class Cost:
         pair = choice.best_pair()
         if pair is None:
             return choice.stay("no replica to compute it elsewhere")
-        local_ms, split_ms = choice.local_price.total_ms, pair.price.total_ms
-        slow = not (pair.link.fast or self.force)
-        needed = max(self.gain_ms, (self.slow_gain if slow else self.gain) * local_ms)
-        if split_ms + needed < local_ms:
-            return choice.split(pair, f"{local_ms - split_ms:.0f} ms sooner than local")
-        if slow and split_ms < local_ms:
-            how = "measured" if pair.link.measured else "told"
+        local, split, link = choice.local_price, pair.price, pair.link
+        saved_ms = local.total_ms - split.total_ms
+        if saved_ms < max(self.gain_ms, self.gain * local.total_ms):
+            return choice.stay("local costs less" if saved_ms < 0 else "local costs hardly more", pair)
+        if not (link.fast or self.force) and split.own_ms > (1 - self.slow_gain) * local.prefill.own_ms:
+            how = "measured" if link.measured else "told"
             return choice.stay(
-                f"the link is not RDMA ({how}: {pair.link.bandwidth / 1e9:.1f} GB/s) and gains too little", pair
+                f"the link is not RDMA ({how}: {link.bandwidth / 1e9:.1f} GB/s): its first token would come in "
+                f"{split.own_ms:.0f} ms, locally in {local.prefill.own_ms:.0f}",
+                pair,
             )
-        return choice.stay("local is as soon" if split_ms < local_ms else "local is sooner", pair)
+        return choice.split(pair, f"it costs {saved_ms:.0f} ms less than local")
 
 
 def decider(name: str, **settings: float | bool) -> SplitDecider:

@@ -37,11 +37,15 @@ class Booking:
     sequences: int = 1
     """What it is to the engine: one for each prompt and answer."""
     stage: Stage = Stage.PREFILL
+    fetches: float = 0.0
+    """Bytes of KV on their way here."""
 
     def first_token(self, now: float) -> None:
         if self.stage is Stage.PREFILL:
             self.load.leave_prefill(self, now)
-        elif self.stage is not Stage.ELSEWHERE:
+        elif self.stage is Stage.ELSEWHERE:
+            self.load.fetching -= self.fetches
+        else:
             return
         self.stage = Stage.DECODE
         self.load.decoding += self.sequences
@@ -52,7 +56,9 @@ class Booking:
             self.load.leave_prefill(self, now)
         elif self.stage is Stage.DECODE:
             self.load.decoding -= self.sequences
-        elif self.stage is Stage.CLOSED:
+        elif self.stage is Stage.ELSEWHERE:
+            self.load.fetching -= self.fetches
+        else:
             return
         self.stage = Stage.CLOSED
         self.load.in_flight -= self.sequences
@@ -70,6 +76,8 @@ class Load:
 
     in_flight: int = 0
     decoding: int = 0
+    fetching: float = 0.0
+    """Bytes of KV that requests have still to fetch from other replicas."""
     _queue: dict[Booking, None] = field(default_factory=dict)  # in order of booking
     _queued_ms: float = 0.0
     _head_since: float = 0.0
@@ -89,11 +97,13 @@ class Load:
         self._route(work, now)
         return booking
 
-    def book_decode(self, now: float, *, work: float, sequences: int = 1) -> Booking:
-        """Take on a request whose prompt another replica computes: in flight, but nobody waits here for its prefill."""
+    def book_decode(self, now: float, *, work: float, fetches: float = 0.0, sequences: int = 1) -> Booking:
+        """Take on a request whose prompt another replica computes: in flight, but nobody waits here for its prefill.
+        `fetches`: bytes of KV that come from there."""
         self.in_flight += sequences
+        self.fetching += fetches
         self._route(work, now)
-        return Booking(self, 0.0, True, work, sequences, Stage.ELSEWHERE)
+        return Booking(self, 0.0, True, work, sequences, Stage.ELSEWHERE, fetches)
 
     def waiting_ms(self, now: float) -> float:
         """How long a request that came now would wait for the prefills before it: their sum, less the time the first

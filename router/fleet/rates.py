@@ -20,6 +20,13 @@ GAIN_FASTER = 0.03
 # Small prefills measure the network and the engine's step, not its rate.
 MIN_SAMPLE_TOKENS = 256
 SLOWNESS_GAIN = 0.02
+# What is likely is a line through the samples: each is forgotten over the next hundred or so, and a few that were never
+# measured say what a first token takes beside its prefill, the engine's step under way.
+FIT_KEPT = 0.99
+STEP_MS = 20.0
+STEP_SAMPLES = 5.0
+# What is on the slow side is believed to be so by this much at the most.
+LEAST_LIKELY = 0.25
 SLOWNESS_BOUNDS = (0.4, 3.0)
 
 
@@ -33,6 +40,10 @@ class Rates:
     _typical: float = 0.0
     token_ms: float = 0.0
     """`a`: one uncached token at the start of a prompt, ms."""
+    likely: float = 1.0
+    """What prefills are likely to take, as a share of `prefill_ms`, which is on the slow side."""
+    _fit: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """Samples (tokens' worth, ms), decayed: their number, sums, sum of squares and of products."""
 
     def __post_init__(self) -> None:
         self._log_ms = math.log(1000 / self.tokens_per_second)
@@ -69,6 +80,16 @@ class Rates:
         gain = GAIN_SLOWER if seen > self._log_ms else GAIN_FASTER
         self._log_ms += gain * (seen - self._log_ms)
         self.token_ms = math.exp(self._log_ms)
+        self._fit_line(uncached * (1 + (tokens + cached) / 2 / ATTENTION_EVEN_TOKENS), ttft_ms)
+
+    def _fit_line(self, worth: float, ttft_ms: float) -> None:
+        """First tokens over the tokens computed for them: the slope is what a token is likely to take."""
+        sample = 1.0, worth, ttft_ms, worth * worth, worth * ttft_ms
+        self._fit = tuple(old * FIT_KEPT + new for old, new in zip(self._fit, sample, strict=True))
+        number, tokens, ms, squares, products = self._fit
+        number, ms = number + STEP_SAMPLES, ms + STEP_SAMPLES * STEP_MS
+        slope = (number * products - tokens * ms) / (number * squares - tokens * tokens)
+        self.likely = min(1.0, max(LEAST_LIKELY, slope / self.token_ms))
 
     def forget(self, replica: str) -> None:
         self._slowness.pop(replica, None)

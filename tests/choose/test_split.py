@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.choose.cost import Candidate
@@ -18,8 +18,16 @@ RDMA = Link(45e9, 0.0003, rdma=True)
 TCP = Link(2.5e9, 0.001, rdma=False)
 
 
-def candidate(name: str, *, cached: int = 0, waiting: float = 0.0, decoding: int = 0, routed: float = 0.0) -> Candidate:
-    return Candidate(name, (cached,), False, waiting, decoding, decoding, routed)
+def candidate(
+    name: str,
+    *,
+    cached: int = 0,
+    waiting: float = 0.0,
+    decoding: int = 0,
+    routed: float = 0.0,
+    fetching: float = 0.0,
+) -> Candidate:
+    return Candidate(name, (cached,), False, waiting, decoding, decoding, routed, fetching=fetching)
 
 
 def choice(
@@ -84,12 +92,13 @@ def test_what_is_cached_where_it_is_answered_is_not_moved() -> None:
     assert pair is not None
     assert asked.candidates[pair.decode].name == "d"
     assert pair.price.transfer_ms == pytest.approx(0.3 + 1000 * 131_072 / 45e9 * 1000)
-    assert pair.price.prefill.prefill_ms == pytest.approx(asked.rates.prefill_ms(5000, 0))
+    assert pair.price.prefill.price.prefill_ms == pytest.approx(asked.rates.prefill_ms(5000, 0))
 
 
 pairs = st.floats(0, 2000)
 
 
+@settings(deadline=None)
 @given(
     computing=st.lists(st.tuples(st.integers(0, 300), pairs, st.integers(0, 9)), min_size=1, max_size=6),
     answering=st.lists(st.tuples(st.integers(0, 300), pairs, st.integers(0, 30)), min_size=1, max_size=6),
@@ -126,3 +135,83 @@ def test_the_best_pair_is_the_best_of_all_pairs(
 
 def replace_ends(asked: Choice, prefill: int, decode: int) -> Choice:
     return replace(asked, computing=[prefill], answering=[decode])
+
+
+def reason(decider: Cost, asked: Choice) -> str:
+    decision = decider.decide(asked)
+    assert decision.prefill is None
+    return decision.reason
+
+
+def test_over_a_slow_link_it_stays_and_says_why_unless_that_is_forced_or_pays() -> None:
+    told, unknown = Links(TCP), Links(Link(2.5e9, 0.001))
+    said = "the link is not RDMA (told: 2.5 GB/s): its first token would come in 869 ms, locally in 1094"
+    near = candidate("d", waiting=834, decoding=40)
+    assert reason(Cost(), choice(IDLE, [near], links=told)) == said
+    assert reason(Cost(), choice(IDLE, [near], links=unknown)) == said
+    assert names(Cost(force=True).decide(choice(IDLE, [near], links=told))) == ("p", "d")
+    assert names(Cost().decide(choice(IDLE, [near], links=Links(RDMA)))) == ("p", "d")
+    # Warm on the one, long and cold on the other, and a link that is not that slow.
+    warm, faster = candidate("p", cached=48_000), Links(Link(7e9, 0.001, rdma=False))
+    assert names(Cost().decide(choice([warm], [candidate("d")], tokens=50_000, links=faster))) == ("p", "d")
+    unknown.observe("p", "d", size=40e9, seconds=1.001)  # as fast as RDMA
+    assert names(Cost().decide(choice(IDLE[:1], [near], links=unknown))) == ("p", "d")
+
+
+@pytest.mark.parametrize(
+    ("decider", "tokens", "answer", "said"),
+    [
+        (Cost(), 200, 250, "only 200 uncached tokens"),
+        (Cost(least_uncached=6000), 5000, 250, "only 5000 uncached tokens"),
+        (Cost(least_ratio=10), 5000, 501, "5000 uncached tokens for an answer of 501"),
+        (Cost(gain=1.0), 5000, 250, "local costs hardly more"),
+    ],
+)
+def test_guards(decider: Cost, tokens: int, answer: int, said: str) -> None:
+    assert reason(decider, choice(IDLE, BUSY, tokens=tokens, answer=answer)) == said
+
+
+def test_several_prompts_stay_together() -> None:
+    both = [replace(each, cached=(0, 0)) for each in (*IDLE, *BUSY)]
+    asked = Choice(both, [0, 1], [2, 3], [5000, 5000], 250, Rates(20_000), Links(RDMA))
+    assert reason(Cost(), asked) == "several prompts stay together"
+
+
+def test_the_busier_the_fleet_the_more_counts_what_is_held_up() -> None:
+    def others_ms(routed: float) -> float:
+        return choice(IDLE, [candidate("d", decoding=10, routed=routed)]).local_price.prefill.others_ms
+
+    prefill_ms = Rates(20_000).prefill_ms(5000, 0)
+    assert others_ms(0) == pytest.approx(0.03 * 10 * prefill_ms)
+    # Half a minute's work within a minute leaves half of the room.
+    assert others_ms(600_000) == pytest.approx(4 * others_ms(0))
+    assert others_ms(9e9) == pytest.approx(25 * others_ms(0))
+
+
+def test_a_pool_that_computes_for_others_is_spared_the_more_the_busier_and_smaller_it_is() -> None:
+    def queue_ms(load: float, replicas: int) -> float:
+        pool = [candidate(f"p{i}", routed=1_200_000 * load) for i in range(replicas)]
+        pair = choice(pool, [candidate("d")]).best_pair()
+        assert pair is not None
+        return pair.price.prefill.others_ms
+
+    prefill_ms = Rates(20_000).prefill_ms(5000, 0)
+    assert queue_ms(0.0, 1) == 0.0
+    assert queue_ms(0.5, 1) == pytest.approx(3 * prefill_ms)
+    assert queue_ms(0.5, 7) == pytest.approx(3 * 0.5**3 / (7 * 0.5) * prefill_ms)
+
+
+def test_what_is_on_its_way_already_delays_what_comes_behind_it() -> None:
+    asked = choice([candidate("p")], [candidate("d", fetching=90e9)])
+    pair = asked.best_pair()
+    assert pair is not None
+    assert pair.price.fetching_ms == 2000
+    assert pair.price.own_ms == pytest.approx(2000 + pair.price.transfer_ms + 35)
+
+
+def test_prices_are_what_is_likely_not_what_is_booked() -> None:
+    asked = choice([candidate("p")], [candidate("d", waiting=100)])
+    slow = asked.local_price.prefill.own_ms
+    asked.rates.likely = 0.5
+    assert replace(asked).local_price.prefill.own_ms == pytest.approx(slow / 2)
+    assert asked.local_price.prefill.price.prefill_ms == asked.rates.prefill_ms(5000, 0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.fleet.rates import ATTENTION_EVEN_TOKENS, MARGIN, Rates
+from router.fleet.rates import ATTENTION_EVEN_TOKENS, LEAST_LIKELY, MARGIN, Rates
 
 
 def test_prefill_time_grows_with_what_is_uncached_and_what_it_attends_to() -> None:
@@ -61,3 +61,24 @@ def test_slowness_is_bounded() -> None:
         for replica, ttft in (("a", 125.0), ("b", 125.0), ("c", 12500.0), ("d", 1.25)):
             rates.observe(replica, tokens=1000, cached=0, queued_ms=0.0, ttft_ms=ttft)
     assert (rates.slowness("c"), rates.slowness("d")) == (3.0, 0.4)
+
+
+def test_what_is_likely_is_a_line_through_the_samples() -> None:
+    rates = Rates(8000)
+    assert rates.likely == 1.0
+    for number in range(400):
+        tokens = 1000 + 1000 * (number % 4)
+        worth = tokens * (1 + tokens / 2 / ATTENTION_EVEN_TOKENS)
+        rates.observe("a", tokens=tokens, cached=0, queued_ms=0.0, ttft_ms=20 + 0.05 * worth)
+    # Booked prefills are on the slow side and hold the engine's step; the slope does neither.
+    assert rates.token_ms > 0.06
+    assert rates.likely * rates.token_ms == pytest.approx(0.05)
+
+
+def test_no_sample_makes_prefills_free_or_slower_than_they_are_booked() -> None:
+    rates = Rates(8000)
+    rates.observe("a", tokens=300, cached=0, queued_ms=0.0, ttft_ms=30_000)
+    assert rates.likely == 1.0
+    for _ in range(50):
+        rates.observe("a", tokens=60_000, cached=0, queued_ms=0.0, ttft_ms=1)
+    assert rates.likely == LEAST_LIKELY
