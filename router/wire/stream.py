@@ -293,7 +293,8 @@ class EventWatch:
         self._role = False
         self._done = False  # the stream said that it was all
         self._events = 0
-        self._at_text: tuple[int, int | None] = (0, None)  # events and told tokens when text last came
+        self._text_events = 0  # as many, and told tokens, when text last came
+        self._text_tokens: int | None = None
 
     def feed(self, piece: bytes) -> None:
         lines = piece.split(b"\n")
@@ -383,7 +384,8 @@ class EventWatch:
             text = delta.get("content")
             if "role" in delta:
                 self._role = True
-            if text or "role" not in delta:
+                self._events += bool(text)
+            else:
                 self._events += 1
             if delta.get("tool_calls") or delta.get("reasoning") or delta.get("reasoning_content"):
                 self._opaque = True
@@ -392,7 +394,8 @@ class EventWatch:
             self._events += 1
         if text:
             self._add(text)
-            self._at_text = self._events, self._answer.completion_tokens
+            self._text_events = self._events
+            self._text_tokens = self._answer.completion_tokens
         ids = _ids(choice.get("token_ids"))
         if ids is not None:
             self._ids_known = True
@@ -414,12 +417,11 @@ class EventWatch:
 
     def said(self) -> Said:
         """What the client has been given, if this is where the stream breaks off."""
-        events, tokens = self._at_text
         answer = self.answer()
         return Said(
             text=answer.text,
-            events=events,
-            tokens=tokens,
+            events=self._text_events,
+            tokens=self._text_tokens,
             prompt_tokens=answer.prompt_tokens,
             identity=self._identity or {},
             role=self._role,
