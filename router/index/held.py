@@ -112,6 +112,14 @@ class Held:
         else:
             counts[key] = left
 
+    def run(self, keys: Sequence[int]) -> int:
+        """How many leading keys are held, one by one: for a few."""
+        parents = self._parents
+        for place, key in enumerate(keys):
+            if key not in parents:
+                return place
+        return len(keys)
+
     def depth(self, keys: Sequence[int]) -> int:
         """How many leading blocks of a chain are held, exactly. O(log n) look-ups while there is no hole."""
         parents = self._parents

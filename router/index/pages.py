@@ -6,7 +6,7 @@ one before, and what was lost is made good by telling it again. Only what can be
 blocks on the device, then what goes on from there in lower tiers. A block that went while its children are held hides
 these, until it is back.
 
-About 75 bytes a block, beside what `Known` takes.
+About 90 bytes a block, beside what `Known` takes.
 """
 
 from __future__ import annotations
@@ -52,18 +52,28 @@ class _Due:
 
     __slots__ = ("paths", "removed")
 
-    def __init__(self) -> None:
-        self.paths: set[_Path] | None = set()
-        self.removed = False
+    def __init__(self, paths: set[_Path] | None, *, removed: bool) -> None:
+        self.paths = paths
+        self.removed = removed
+
+
+_ALL = _Due(None, removed=False)
+_ALL_AND_REMOVED = _Due(None, removed=True)
 
 
 class Pages:
-    """`on_device` and `in_lower` say where a block is. `bound`: the most blocks that are remembered; others are passed
-    over."""
+    """`reach`: how many of some keys, that go on from what is on the device (or not all of it), can be reached, and
+    whether these are all on the device. `holds`: whether a block is held anywhere. `bound`: the most blocks that are
+    remembered; others are passed over."""
 
-    def __init__(self, on_device: Callable[[int], bool], in_lower: Callable[[int], bool], bound: int) -> None:
-        self._on_device = on_device
-        self._in_lower = in_lower
+    def __init__(
+        self,
+        reach: Callable[[Sequence[int], bool], tuple[int, bool]],
+        holds: Callable[[int], bool],
+        bound: int,
+    ) -> None:
+        self._reach = reach
+        self._holds = holds
         self._bound = bound
         self.arrived = 0
         """Blocks that were stored so far, with every copy counted."""
@@ -87,7 +97,9 @@ class Pages:
     def stored(self, keys: Sequence[int], parent: int | None) -> None:
         """A chain of blocks came, which goes on from `parent`; None: from the root. Where the place of that is not
         known, neither is theirs."""
-        path = None if parent is None else self._at.get(parent)
+        path = touched = None if parent is None else self._at.get(parent)
+        if touched is not None:
+            self._touch(touched)
         self.arrived += len(keys)
         for key in keys:
             at = self._at.get(key)
@@ -99,7 +111,9 @@ class Pages:
                 return
             else:
                 at = self._place(key, path, parent)
-                self._touch(at)
+                if at is not touched:
+                    touched = at
+                    self._touch(at)
             path, parent = at, key
 
     def changed(self, keys: Iterable[int], *, removed: bool) -> None:
@@ -111,9 +125,7 @@ class Pages:
 
     def all_again(self) -> int:
         """All pages are to be told, those first that were begun first. Returns how many."""
-        due, self._due = self._due, {}
-        for name in self._pages:
-            self._touch_all(name)
+        due, self._due = self._due, dict.fromkeys(self._pages, _ALL)
         for name, each in due.items():
             self._touch_all(name, removed=each.removed)
         return len(self._due)
@@ -167,10 +179,12 @@ class Pages:
         name = path.keys[0]
         due = self._due.get(name)
         if due is None:
-            due = self._due[name] = _Due()
-        due.removed |= removed
+            due = self._due[name] = _Due(set(), removed=False)
         if due.paths is None:
+            if removed:
+                self._due[name] = _ALL_AND_REMOVED
             return
+        due.removed |= removed
         due.paths.add(path)
         same = self._pages[name]
         if key is not None and len(same) > 1:
@@ -178,26 +192,20 @@ class Pages:
             due.paths.update(each for each in same if len(each.keys) > place and each.keys[place] == key)
 
     def _touch_all(self, name: int, *, removed: bool = False) -> None:
-        due = self._due.setdefault(name, _Due())
-        due.paths = None
-        due.removed |= removed
+        due = self._due.get(name)
+        self._due[name] = _ALL_AND_REMOVED if removed or (due is not None and due.removed) else _ALL
 
     def _weigh(self, path: _Path) -> None:
         """How far a path can be reached; where that opens or closes what goes on from it, that is to be told too."""
         if not path.keys:  # gone meanwhile
             return
         before = path.reach, path.device
-        up, reach, device = path.up, 0, True
-        if up is not None:
-            device = up.device
+        up = path.up
         if up is None or up.reach == PAGE_BLOCKS:
-            for key in path.keys:
-                if not (device and self._on_device(key)):
-                    if not self._in_lower(key):
-                        break
-                    device = False
-                reach += 1
-        path.reach, path.device = reach, device
+            path.reach, path.device = self._reach(path.keys, up is None or up.device)
+        else:
+            path.reach = 0
+        reach, device = path.reach, path.device
         if path.below and before != (reach, device) and PAGE_BLOCKS in (before[0], reach):
             for name in path.below:
                 self._touch_all(name)
@@ -208,7 +216,7 @@ class Pages:
         if not keys:
             return
         name = keys[0]
-        while keys and not (path.below or self._on_device(keys[-1]) or self._in_lower(keys[-1])):
+        while keys and not (path.below or self._holds(keys[-1])):
             key = keys.pop()
             if at.get(key) is path:
                 del at[key]
@@ -228,6 +236,9 @@ class Pages:
 
 def _latest(paths: Sequence[_Path]) -> tuple[list[list[int]], bool]:
     """What is held of a page, the last KEPT that are not the beginning of another; and whether there is more."""
+    if len(paths) == 1:
+        path = paths[0]
+        return [path.keys[: path.reach]] if path.reach else [], False
     told: list[list[int]] = []
     within: set[tuple[int, int]] = set()
     for path in reversed(paths):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from router.index.shared_codec import Seat
     from router.index.shared_known import ToldKnown
 
-SLICE = 32
+SLICE = 16
 """Pages that are offered in one call; the script stops where it has done enough."""
 
 

@@ -22,7 +22,7 @@ class ToldKnown(Known):
     def __init__(self, capacity: int, bound: int, presumed: Residency | None = None) -> None:
         super().__init__(capacity, bound, presumed)
         # Blocks whose place is known though they went, between others, count too.
-        self.pages = Pages(self._held_on_device, self._held_below, 2 * bound)
+        self.pages = Pages(self._reach, self.holds, 2 * bound)
         self.changed: Callable[[], None] = _nothing
         self.emptied: Callable[[], None] = _nothing
         self._coarse = False
@@ -76,12 +76,16 @@ class ToldKnown(Known):
         self.pages.clear()
         self.changed()
 
-    def _held_on_device(self, key: int) -> bool:
-        groups = self._groups
-        return bool(groups) and all(key in held for held, _ in groups.values())
-
-    def _held_below(self, key: int) -> bool:
-        return any(key in tier for tier in self._tiers.values())
+    def _reach(self, keys: Sequence[int], device: bool) -> tuple[int, bool]:
+        reach = 0
+        if device and self._groups:
+            reach = min(held.run(keys) for held, _ in self._groups.values())
+        if self._tiers and reach < len(keys):
+            before, tiers = reach, self._tiers.values()
+            while reach < len(keys) and any(keys[reach] in tier for tier in tiers):
+                reach += 1
+            device = device and reach == before
+        return reach, device
 
 
 def _nothing() -> None:

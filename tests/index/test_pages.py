@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from router.index.pages import KEPT, PAGE_BLOCKS, Page, Pages
 
@@ -13,8 +14,20 @@ class Engine:
     def __init__(self) -> None:
         self.device: set[int] = set()
         self.lower: set[int] = set()
-        self.pages = Pages(self.device.__contains__, self.lower.__contains__, 100_000)
+        self.pages = Pages(self.reach, self.holds, 100_000)
         self.told: dict[int, list[list[int]]] = {}
+
+    def holds(self, key: int) -> bool:
+        return key in self.device or key in self.lower
+
+    def reach(self, keys: Sequence[int], device: bool) -> tuple[int, bool]:
+        reach = 0
+        while device and reach < len(keys) and keys[reach] in self.device:
+            reach += 1
+        before = reach
+        while reach < len(keys) and keys[reach] in self.lower:
+            reach += 1
+        return reach, device and reach == before
 
     def store(self, keys: list[int], parent: int | None = None) -> None:
         self.device.update(keys)
@@ -142,7 +155,7 @@ def test_blocks_of_no_known_place_are_passed_over() -> None:
     engine.store([7, 8], 6)
     engine.remove(7)
     assert engine.tell() == []
-    small = Pages(engine.device.__contains__, engine.lower.__contains__, bound=10)
+    small = Pages(engine.reach, engine.holds, bound=10)
     engine.device.update(range(1, 41))
     small.stored(range(1, 41), None)
     assert len(small) == 10
