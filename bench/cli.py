@@ -9,7 +9,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import demo, hit_rate, load, overhead_decision, overhead_forward, overhead_redis, simulate, simulate_split
+from bench import (
+    demo,
+    hit_rate,
+    load,
+    overhead_decision,
+    overhead_forward,
+    overhead_redis,
+    overhead_workers,
+    simulate,
+    simulate_split,
+)
 from bench.forward_peers import NAMES as PEERS
 from bench.processes import StartError
 from fake_backend.budget import BudgetError
@@ -202,6 +212,19 @@ def parser() -> argparse.ArgumentParser:
     _common(forward)
     forward.set_defaults(run=overhead_forward.run, on_ctrl_c=_INTERRUPTED)
 
+    workers = costs.add_parser(
+        "workers",
+        help="what several workers on one port carry beside one",
+        description=overhead_workers.__doc__,
+        formatter_class=_Described,
+    )
+    workers.add_argument("--workers", type=_workers, default=2, help="how many")
+    workers.add_argument("--repeats", type=_positive, default=5, help="runs of each")
+    workers.add_argument("--seconds", type=_positive, default=3, help="length of a run")
+    workers.add_argument("--check", action="store_true", help="exit 1 where the bar is missed")
+    _common(workers)
+    workers.set_defaults(run=overhead_workers.run, on_ctrl_c=_INTERRUPTED)
+
     show = commands.add_parser(
         "demo",
         help="replicas, router and a chat load, live in the terminal, with round robin beside it",
@@ -247,6 +270,10 @@ def _positive(text: str) -> int:
 
 def _several(text: str) -> int:
     return _within(_whole(text), lambda number: number >= 2, f"{text} is too few for a percentile")
+
+
+def _workers(text: str) -> int:
+    return _within(_whole(text), lambda number: 2 <= number <= 256, f"{text} is not from 2 to 256")
 
 
 def _port(text: str) -> int:

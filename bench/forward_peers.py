@@ -56,9 +56,9 @@ class Peer:
     yardstick: bool = False
 
 
-def _warmroute(ports: tuple[int, int], replicas: Sequence[str], _: Path) -> list[str]:
+def warmroute(ports: tuple[int, int], replicas: Sequence[str], _: Path, more: Sequence[str] = ()) -> list[str]:
     where = ["--host", HOST, "--port", str(ports[0]), "--admin-port", "-1", "--max-connections", "20000"]
-    return [sys.executable, "-m", "router", "serve", *replicas, *where]
+    return [sys.executable, "-m", "router", "serve", *replicas, *where, *more]
 
 
 def _proxy(kind: str) -> Command:
@@ -120,4 +120,4 @@ def peers(names: Sequence[str]) -> list[Peer]:
             found.append(Peer(name, command, None if _found(name) else how))
         else:
             found.append(Peer(name, _proxy("aiohttp")))
-    return [*found, Peer("bare", _proxy("bare"), yardstick=True), Peer("warmroute", _warmroute)]
+    return [*found, Peer("bare", _proxy("bare"), yardstick=True), Peer("warmroute", warmroute)]

@@ -161,7 +161,7 @@ def resident_mb(pid: int) -> float:
 # -- starting ---------------------------------------------------------------------------------------------------------
 
 
-async def _start(stack: AsyncExitStack, directory: Path, chosen: Sequence[Peer]) -> tuple[list[str], list[Running]]:
+async def start(stack: AsyncExitStack, directory: Path, chosen: Sequence[Peer]) -> tuple[list[str], list[Running]]:
     """Replicas and routers, each ready when a chat goes through it."""
     processes = await stack.enter_async_context(Processes())
     ports = free_ports(REPLICAS + 2 * len(chosen))
@@ -205,7 +205,7 @@ async def _cpu_rows(
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-bench-")))
         wrk = Wrk(directory, bodies(seed))
-        replicas, running = await _start(stack, directory, chosen)
+        replicas, running = await start(stack, directory, chosen)
         for key in keys:
             progress(f"{key}: {repeats} repeats of {seconds} s for each of {len(running)} routers")
             if key in ("plain", "embed", "short", "chat", "long"):
@@ -248,7 +248,7 @@ async def _memory_rows(keys: Sequence[str], peer: Peer, result: Result) -> None:
     for key in keys:
         async with AsyncExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-bench-")))
-            _, (running,) = await _start(stack, directory, [peer])
+            _, (running,) = await start(stack, directory, [peer])
             # Whatever is made at the first requests is none of the later ones' doing.
             warm = Streams(running.url)
             await warm.open(STREAMS, IDLE)
