@@ -117,8 +117,10 @@ class Courier:
                 try:
                     gone = not await asyncio.wait_for(reader.read(1), self._beat or None)
                 except TimeoutError:
-                    writer.write(_line("heartbeat", letter.remote_request))
-                    continue
+                    if not writer.is_closing():
+                        writer.write(_line("heartbeat", letter.remote_request))
+                        continue
+                    gone = True  # it was said that the blocks may go
                 except ConnectionError:
                     gone = True
                 if gone:

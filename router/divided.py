@@ -64,6 +64,9 @@ UNDIVIDED = (b'"prompt_logprobs"', b'"echo"', b'"use_beam_search"')
 # What an engine refuses for its own reasons; it may be the hand-over that it does not like, so it is asked without.
 DISLIKED = frozenset({400, 404, 409, 422, 500, 502, 503, 504})
 
+# Reasons for which a prompt was computed in vain, by a replica that is well otherwise.
+DOUBTFUL = frozenset({"no_parameters", "kv_load"})
+
 
 class FellBackError(Exception):
     """A split did not come off, and nobody is to blame who could answer. `over`: no other is to be tried."""
@@ -129,6 +132,7 @@ class Divided:
             if replica.name not in tried
             and replica.shunned_until <= now
             and replica.breaker.admits(now)
+            and not self.connectors.doubts.doubted(replica.name, now)
             # What serves one sequence must not be given to several.
             and not (ask.n > 1 and self.connectors.of(replica.name).once)
         ]
@@ -220,10 +224,14 @@ class HandOver:
         self._left -= 1
         self._tried.append(prefill.replica.name)
         fallbacks, given = self.divided.telemetry.fallbacks, self.request.headers
+        doubts = self.divided.connectors.doubts
+        doubts.begin(prefill.replica.name, self.divided.clock())
         try:
             outcome = await _Legs(self, client, leg, patience, added).run()
         except FellBackError as failure:
             fallbacks.labels(failure.reason).inc()
+            if failure.reason in DOUBTFUL:
+                doubts.failed(prefill.replica.name, self.divided.clock())
             if failure.over:
                 self._left = 0
             raise
@@ -234,6 +242,8 @@ class HandOver:
             fallbacks.labels("decode_lost" if outcome.ending is not Ending.REFUSED else "decode_refused").inc()
             # The other one did its part, and holds the prompt now: it may do so again, for another to answer.
             self._tried.pop()
+        elif outcome.status == 200:
+            doubts.arrived(prefill.replica.name)
         return outcome
 
 
@@ -298,14 +308,14 @@ class _Legs:
         divided, prefill, evidence = self._divided, self._prefill, self._hand_over.evidence
         replica, body = prefill.replica, self._hand_over.body
         token_ids = divided.pass_token_ids and self._hand_over.prompt.ask.kind == "chat"
-        question = await divided.reading.aside(
-            len(body), lambda: prefill_body(body, self._connector.ask(self._name), token_ids=token_ids)
-        )
         rank = prefill.decision.candidate.rank
         # A compressed answer could not be read.
         plain = [header for header in self._request.headers if header[0].lower() != b"accept-encoding"]
         evidence.sent(replica)
         try:
+            question = await divided.reading.aside(
+                len(body), lambda: prefill_body(body, self._connector.ask(self._name), token_ids=token_ids)
+            )
             gathered = await gather(
                 divided.pools[replica.name],
                 replace(self._request, headers=plain),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from router.handoff.content import Content
+from router.handoff.doubts import Doubts
 from router.handoff.mooncake import Mooncake
 from router.handoff.nixl_pull import NixlPull
 from router.handoff.nixl_push import NixlPush, origin_of
@@ -54,6 +55,7 @@ class Connectors:
         self.name = name
         self._known: dict[str, Connector] = {}
         self._origins: dict[tuple[str, int], Origin] = {}
+        self.doubts = Doubts()
 
     def of(self, replica: str) -> Connector:
         connector = self._known.get(replica)
@@ -79,4 +81,5 @@ class Connectors:
     def forget(self, replica: str) -> None:
         """Another process is there now."""
         self._known.pop(replica, None)
+        self.doubts.arrived(replica)
         self._origins = {key: origin for key, origin in self._origins.items() if key[0] != replica}

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 PROMPT = "The sea is wide and the night is long. " * 40
 SPEED = "0.01"
 """Wall seconds per modelled second."""
-LEASE = {"kv_connector_extra_config": {"kv_lease_duration": 200}}
-"""Over after two seconds: soon, for tests that wait for it, and late enough for a busy machine."""
+LASTING = {"kv_connector_extra_config": {"kv_lease_duration": 6000}}
+"""A lease of a minute: nothing here runs into its end, however busy the machine."""
+SHORT = {"kv_connector_extra_config": {"kv_lease_duration": 300}}
+"""Over after three seconds, for tests that wait for its end."""
 
 
 def connector(role: str, **more: object) -> tuple[str, ...]:
-    config = {"kv_connector": "NixlConnector", "kv_role": role} | LEASE | more
+    config = {"kv_connector": "NixlConnector", "kv_role": role} | LASTING | more
     return ("--kv-transfer-config", json.dumps(config), "--time-scale", SPEED)
 
 

@@ -16,7 +16,7 @@ from fake_backend.faults import read_rule
 from fake_backend.server import Server
 from router.app import Router
 from tests.end_to_end.conftest import Fleet
-from tests.handoff.pairs import chat, completion, consumer, nothing_pinned, producer, text, transfers
+from tests.handoff.pairs import LASTING, SHORT, chat, completion, consumer, nothing_pinned, producer, text, transfers
 from tests.wire.scripted import until
 
 pytestmark = pytest.mark.usefixtures("pairs")
@@ -106,6 +106,8 @@ class Cell:
     replicas: tuple[int, int] = (1, 1)
     settings: dict[str, object] = field(default_factory=dict)
     connectors: tuple[bool, bool] = (True, True)
+    lease: dict[str, object] = field(default_factory=lambda: LASTING)
+    """Short where only its end frees what nobody fetched."""
 
     def __str__(self) -> str:
         return self.name
@@ -124,8 +126,8 @@ CELLS = [
     Cell("prefill turns it down", fault("prefill", kind="status", status=400), {"prefill_refused": 1}, split=False),
     Cell("prefill is dead", stop_prefill, {"prefill_dead": 1}, split=False),
     Cell("both prefills are dead", stop_prefill, {"prefill_dead": 2}, split=False, replicas=(2, 1)),
-    Cell("prefill resets", fault("prefill", kind="reset"), {"prefill_dead": 1}, split=False),
-    Cell("prefill breaks off", fault("prefill", kind="cut", events=1), {"prefill_dead": 1}, split=False),
+    Cell("prefill resets", fault("prefill", kind="reset"), {"prefill_dead": 1}, split=False, lease=SHORT),
+    Cell("prefill breaks off", fault("prefill", kind="cut", events=1), {"prefill_dead": 1}, split=False, lease=SHORT),
     Cell(
         "prefill talks nonsense",
         fault("prefill", kind="garbage", body="hello\r\n\r\n"),
@@ -140,29 +142,39 @@ CELLS = [
         settings={"prefill_timeout_seconds": 0.2},
     ),
     Cell("prefill has no connector", nothing, {"no_parameters": 1}, split=False, connectors=(False, True)),
-    Cell("decode has no connector", nothing, connectors=(True, False)),
-    Cell("decode is busy, another answers", first_decode_is_busy, {"decode_refused": 1}, replicas=(1, 2)),
+    Cell("decode has no connector", nothing, connectors=(True, False), lease=SHORT),
+    Cell("decode is busy, another answers", first_decode_is_busy, {"decode_refused": 1}, replicas=(1, 2), lease=SHORT),
     Cell("decode is dead, another answers", stop_first_decode, {"decode_lost": 1}, replicas=(1, 2)),
-    Cell("decode breaks off, another answers", first_decode_resets, {"decode_lost": 1}, replicas=(1, 2)),
-    Cell("decode is busy, alone", fault("decode", kind="status", status=503), {"decode_refused": 1}, split=False),
+    Cell("decode breaks off, another answers", first_decode_resets, {"decode_lost": 1}, replicas=(1, 2), lease=SHORT),
     Cell(
-        "decode refuses, then computes", fault("decode", kind="status", status=400), {"decode_refused": 1}, split=False
+        "decode is busy, alone",
+        fault("decode", kind="status", status=503),
+        {"decode_refused": 1},
+        split=False,
+        lease=SHORT,
     ),
-    Cell("no KV arrives", close_side_channel, {"kv_load": 1}, split=False),
-    Cell("no KV arrives, recomputed", close_side_channel, policy="recompute"),
-    Cell("another engine is there", another_engine, {"kv_load": 1}, split=False),
-    Cell("another engine is there, recomputed", another_engine, policy="recompute"),
+    Cell(
+        "decode refuses, then computes",
+        fault("decode", kind="status", status=400),
+        {"decode_refused": 1},
+        split=False,
+        lease=SHORT,
+    ),
+    Cell("no KV arrives", close_side_channel, {"kv_load": 1}, split=False, lease=SHORT),
+    Cell("no KV arrives, recomputed", close_side_channel, policy="recompute", lease=SHORT),
+    Cell("another engine is there", another_engine, {"kv_load": 1}, split=False, lease=SHORT),
+    Cell("another engine is there, recomputed", another_engine, policy="recompute", lease=SHORT),
 ]
 
 
 async def site_for(fleet: Fleet, cell: Cell) -> Site:
     prefills = [
-        await (producer(fleet) if cell.connectors[0] else fleet.fake("--time-scale", "0.01"))
+        await (producer(fleet, **cell.lease) if cell.connectors[0] else fleet.fake("--time-scale", "0.01"))
         for _ in range(cell.replicas[0])
     ]
     decodes = [
         await (
-            consumer(fleet, kv_load_failure_policy=cell.policy)
+            consumer(fleet, kv_load_failure_policy=cell.policy, **cell.lease)
             if cell.connectors[1]
             else fleet.fake("--time-scale", "0.01")
         )

@@ -111,6 +111,17 @@ async def test_nothing_wrong_reaches_the_second_leg(bench: Bench, wrong: bytes) 
     assert router.telemetry.fallbacks.labels("no_parameters").value == 1
 
 
+async def test_prompts_are_not_computed_in_vain_again_and_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.handoff.doubts.FIRST_PAUSE_SECONDS", 3600.0)
+    prefill, decode, router = await pair(bench, says(answer(CHAT)), says(answer(CHAT)))
+    client = await bench.client(router)
+    for _ in range(5):
+        client.post(PATH, BODY)
+        assert (await client.reply()).status == 200
+    assert (len(prefill.received), len(decode.received)) == (1, 5)
+    assert router.telemetry.fallbacks.labels("no_parameters").value == 1
+
+
 @pytest.mark.parametrize("opening", [ROLE + ERROR, ERROR], ids=["behind the role", "at once"])
 async def test_an_error_that_opens_a_stream_is_shown_to_nobody(bench: Bench, opening: bytes) -> None:
     whole = (ROLE, delta("a"), b"data: [DONE]\n\n")
