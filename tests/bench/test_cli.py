@@ -109,7 +109,7 @@ def commands(top: argparse.ArgumentParser, name: str = "") -> typing.Iterator[tu
 def test_help_shows_only_defaults_that_say_something() -> None:
     shown = {name: command.format_help() for name, command in commands(parser())}
     assert list(shown) == [
-        *("hit-rate", "simulate", "load"),
+        *("hit-rate", "simulate", "simulate split", "load"),
         *("overhead decision", "overhead redis", "overhead forward", "overhead workers", "demo"),
     ]
     for text in shown.values():
