@@ -507,7 +507,7 @@ class Router:
                 change = self.feedback.counted(replica.name, hits=metrics.hits, queries=metrics.queries, exact=exact)
                 if change is not None:
                     tell(change)
-                await self._locate(replica)
+            await asyncio.gather(*map(self._locate, self.fleet.ready()))
 
     # -- what others ask ----------------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
+from router.app import Router
 from router.config import ConfigError, load
+from router.fleet.links import told
 from tests.wire.conftest import Bench
 from tests.wire.scripted import Scripted, until
 
@@ -96,6 +98,32 @@ def test_wrong_settings(flags: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(flags=flags, environ={})
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("link", ["pigeon", "0", "-1", "inf", "1,x", "1,-2", "nan"])
+def test_a_link_that_cannot_be(link: str) -> None:
+    settings = load(replicas=["http://a:1"], flags={"kv_link": link}, environ={})
+    with pytest.raises(ConfigError) as caught:
+        Router(settings)
+    assert str(caught.value) == f"--kv-link {link}: must be rdma, tcp, or GB/s and perhaps ms, as 12,0.5"
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth", "latency", "fast"),
+    [
+        ("rdma", 45e9, 0.0003, True),
+        ("tcp", 2.5e9, 0.001, False),
+        ("", 2.5e9, 0.001, False),
+        ("12,0.5", 12e9, 0.0005, True),
+        ("1", 1e9, 0.001, False),
+    ],
+)
+def test_what_is_told_of_a_link(text: str, bandwidth: float, latency: float, fast: bool) -> None:
+    link = told(text)
+    assert (link.bandwidth, link.latency, link.fast) == (bandwidth, latency, fast)
+    # What is told to be RDMA, or not to be, stays so whatever is measured; else the measurement decides.
+    link.observe(20e9, 1.0)
+    assert link.fast is (text != "tcp")
 
 
 def test_a_fleet_of_roles_needs_no_other_list() -> None:
