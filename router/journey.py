@@ -280,6 +280,9 @@ class Journey:
             evidence.left(replica)
             self._dispatch.left(self._clock(), leg.placement)
             raise
+        except Exception:
+            evidence.left(replica)
+            raise
         finally:
             # Each knows the other: left so, only the garbage collector would free them.
             attempt, leg.attempt = leg.attempt, None

@@ -29,13 +29,13 @@ class Condition(Enum):
 class Breaker:
     """One replica's. Callers tell it of each request: `begin`, then what became of it."""
 
-    __slots__ = ("_failures", "_pause", "_trial", "_unreachable", "_until")
+    __slots__ = ("_failures", "_next_trial", "_pause", "_unreachable", "_until")
 
     def __init__(self) -> None:
         self._failures = 0  # in a row
         self._pause = FIRST_PAUSE_SECONDS  # of the next opening
         self._until: float | None = None  # None: closed
-        self._trial = False  # one is on its way
+        self._next_trial = 0.0  # one is on its way until then
         self._unreachable = False  # the last failure was that there was no connection at all
 
     @property
@@ -50,30 +50,32 @@ class Breaker:
 
     def admits(self, now: float) -> bool:
         """Whether a request may be sent there now. Changes nothing."""
-        return self._until is None or (now >= self._until and not self._trial)
+        return self._until is None or now >= max(self._until, self._next_trial)
 
     def seconds_left(self, now: float) -> float:
-        """Until a request may be tried again; 0 where that may be now, or hangs on a trial that is on its way."""
+        """Until a request may be tried again; 0 where that may be now, or one is on its way, which settles it any
+        moment."""
         return 0.0 if self._until is None else max(0.0, self._until - now)
 
     def begin(self, now: float) -> bool:
         """A request is sent. True: it is the trial, and `end` must be told of it."""
-        if self._until is None or now < self._until or self._trial:
+        if self._until is None or not self.admits(now):
             return False
-        self._trial = True
+        # A long prompt, or an answer that is not streamed, may take minutes; the others are not to wait for it.
+        self._next_trial = now + LONGEST_PAUSE_SECONDS
         return True
 
     def end(self, *, trial: bool) -> None:
         """The request is over, whatever came of it: a trial that proved nothing makes way for the next one."""
         if trial:
-            self._trial = False
+            self._next_trial = 0.0
 
     def answering(self) -> bool:
         """A sound answer has begun. Returns whether that closed the breaker: from here on requests go there, but until
         an answer is whole the next failure opens it again."""
         if self._until is None:
             return False
-        self._until, self._trial = None, False
+        self._until, self._next_trial = None, 0.0
         self._failures = FAILURES_TO_OPEN - 1
         return True
 
@@ -94,7 +96,7 @@ class Breaker:
         if self._failures < FAILURES_TO_OPEN:
             return None
         pause = self._pause
-        self._until, self._trial = now + pause, False
+        self._until, self._next_trial = now + pause, 0.0
         self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         return pause
 

@@ -48,6 +48,12 @@ class Upgrade(Attempt):
             if self._tunnel is not None:
                 self._tunnel.close()
 
+    def lost(self, why: str) -> None:
+        if self._tunnel is None:
+            super().lost(why)
+        else:
+            self._tunnel.end(why)
+
     def switched(self, head: Head, rest: bytes) -> None:
         """It agreed. `rest`: what it has said since."""
         connection = self._connection

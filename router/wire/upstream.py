@@ -52,7 +52,7 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class Switching(Protocol):
+class Switching(Sink, Protocol):
     """A sink that has asked for another protocol."""
 
     def switched(self, head: Head, rest: bytes) -> None:
@@ -77,6 +77,7 @@ class Upstream(asyncio.Protocol):
         "_reason",
         "_sink",
         "_surplus",
+        "_switched",
         "_until_close",
         "answered",
         "idle_since",
@@ -99,6 +100,7 @@ class Upstream(asyncio.Protocol):
         self._head_seen = 0
         self._complete = False
         self._surplus = False
+        self._switched: Switching | None = None  # whose connection this is now
         self._until_close = False
         self._keep_alive = False
         self._nonsense = ""  # what of the answer's head makes none
@@ -137,8 +139,9 @@ class Upstream(asyncio.Protocol):
 
     def lost(self, why: str) -> None:
         """The replica gives no sign of life."""
-        if self._sink is not None:
-            self._sink.lost(why)
+        sink = self._sink or self._switched
+        if sink is not None:
+            sink.lost(why)
 
     def pause_reading(self) -> None:
         if not self._paused and self.transport is not None and not self.transport.is_closing():
@@ -198,7 +201,7 @@ class Upstream(asyncio.Protocol):
     def _switch(self, sink: Sink, rest: bytes) -> None:
         """It says that it speaks another protocol from here on."""
         if isinstance(sink, Switching):
-            self._sink = None
+            self._sink, self._switched = None, sink
             sink.switched(Head(self.parser.get_status_code(), self._reason, self._headers), rest)
         else:
             self._fail("it switched protocols unasked")

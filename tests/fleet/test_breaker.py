@@ -47,7 +47,10 @@ def test_after_the_pause_one_request_is_let_through() -> None:
     assert breaker.begin(101.0) is True
     assert not breaker.admits(101.0)
     assert breaker.begin(101.0) is False
-    assert breaker.seconds_left(500.0) == 0.0
+    assert breaker.seconds_left(111.0) == 0.0
+    assert breaker.begin(111.0) is False
+    # It takes its time: so long, and another one may find out.
+    assert breaker.begin(101.0 + LONGEST_PAUSE_SECONDS) is True
 
 
 def test_the_trials_answer_closes_it_and_until_it_is_whole_one_failure_opens_it_again() -> None:

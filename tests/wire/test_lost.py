@@ -152,3 +152,20 @@ async def test_one_that_shuts_down_ends_what_it_has_begun(bench: Bench) -> None:
     assert await client.chunk() == delta("b")
     assert await client.chunk() == b"data: [DONE]\n\n"
     assert await client.chunk() is None
+
+
+async def test_a_websocket_to_it_is_ended(bench: Bench) -> None:
+    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nhello")
+        await until_closed(request, reader)
+
+    stopped = await bench.replica(script)
+    router = await open_router(bench, stopped)
+    client = await bench.client(router)
+    client.send(b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+    assert (await client.head()).status == 101
+    assert await within(client.reader.readexactly(5)) == b"hello"
+    await stop(router, stopped)
+    assert await client.closed() == b""
+    await within(stopped.received[0].aborted.wait())
+    await until(lambda: router.fleet[stopped.name].load.in_flight == 0, "nothing is in flight")
