@@ -92,7 +92,7 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "silent truncation": (
             "A stream whose replica dies ends as if it were whole, or in half an event",
-            "an error event and no `[DONE]`, or a broken connection",
+            "it goes on at another replica, or an error event and no `[DONE]`, or a broken connection",
         ),
         "silence during prefill": (
             "Proxies in between cut a stream whose prefill takes a minute",
@@ -252,6 +252,10 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
     "Metrics and the store": {
         "renamed metrics": ("A renamed metric reads as zero", "old and new names are read, and missing ones known"),
         "slow metrics": ("A replica's slow, huge or failing /metrics holds up routing", "requests do not notice"),
+        "series of the removed": (
+            "A replica that was removed keeps its gauges",
+            "its series go, once its answers have ended",
+        ),
         "label explosion": ("Names from clients become labels", "labels are replicas and a few fixed words"),
         "series of the gone": ("Metrics of a replica that was removed stay for ever", "they go after its last answer"),
         "sums that fall": (

@@ -115,6 +115,7 @@ def cached_apart(found: list[Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.fault("silent truncation")
 @pytest.mark.parametrize(
     ("path", "body"),
     [(CHAT, CHAT_BODY), (CHAT, CHAT_BODY | {"max_tokens": 50}), (COMPLETIONS, TEXT_BODY), (COMPLETIONS, IDS_BODY)],
@@ -222,6 +223,7 @@ UNFIT: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.fault("silent truncation")
 async def test_what_would_not_be_exact_ends_with_an_error(fleet: Fleet) -> None:
     servers = await fakes(fleet)
     router = await fleet.router(*servers, tokenizer=TINY)
@@ -304,6 +306,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.fault("silent truncation")
 @pytest.mark.parametrize("usage", [{}, USAGE], ids=["no usage", "usage"])
 async def test_killed_while_it_streams_to_the_openai_client(usage: dict[str, Any]) -> None:
     async with AsyncExitStack() as stack:

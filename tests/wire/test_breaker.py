@@ -122,6 +122,7 @@ async def test_streams_that_break_off_count(bench: Bench, clock: Clock) -> None:
     assert condition(router, replica, clock) is Condition.OPEN
 
 
+@pytest.mark.fault("429 or 503")
 @pytest.mark.parametrize(
     "failing",
     [
@@ -151,6 +152,7 @@ async def test_a_request_that_fails_everywhere_opens_nothing(bench: Bench, clock
     assert sum(len(replica.received) for replica in replicas) == 2 * 3 * FAILURES_TO_OPEN
 
 
+@pytest.mark.fault("429 or 503")
 @pytest.mark.parametrize("begun", [False, True], ids=["before the head", "mid-answer"])
 async def test_clients_that_leave_open_nothing(bench: Bench, clock: Clock, begun: bool) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -195,6 +197,7 @@ async def test_a_trial_whose_client_leaves_makes_way_for_another(bench: Bench, c
     assert await ask(bench, router, 2) == [200, 200]
 
 
+@pytest.mark.fault("429 or 503")
 async def test_all_left_alone_is_a_503_that_says_when_to_come_back(bench: Bench, clock: Clock) -> None:
     replicas = [await bench.replica() for _ in range(2)]
     router = await bench.router(*replicas, probe_seconds=60)

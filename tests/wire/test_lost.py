@@ -53,6 +53,7 @@ async def holding(bench: Bench, count: int) -> list[Scripted]:
     return replicas
 
 
+@pytest.mark.fault("hung replica")
 @pytest.mark.parametrize("body", [BODY, STREAM_BODY], ids=["whole", "stream"])
 async def test_what_waits_for_its_first_byte_goes_elsewhere(bench: Bench, body: bytes) -> None:
     stopped, other = await holding(bench, 2)
@@ -109,6 +110,7 @@ async def test_the_only_one_is_waited_for(bench: Bench) -> None:
     assert not gone.received
 
 
+@pytest.mark.fault("silent truncation")
 async def test_what_has_begun_is_told(bench: Bench) -> None:
     async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(delta("a")))

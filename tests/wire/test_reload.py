@@ -43,6 +43,7 @@ def names(router: Router) -> list[str]:
     return [replica.name for replica in router.fleet]
 
 
+@pytest.mark.fault("series of the removed")
 @pytest.mark.fault("series of the gone")
 async def test_a_replica_that_leaves_ends_its_answers_and_then_its_series_go(
     bench: Bench, caplog: pytest.LogCaptureFixture

@@ -75,6 +75,7 @@ def attributes(span: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.fault("identity")
+@pytest.mark.fault("identity")
 async def test_a_request_and_each_replica_asked_is_a_span(bench: Bench, collector: Collector) -> None:
     async def fails(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(b"{}", status=b"503 Service Unavailable"))
