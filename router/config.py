@@ -181,7 +181,13 @@ class Fleet(Section, frozen=True):
         float, Meta(gt=0, description="Idle connections to replicas are closed after this: below uvicorn's 5 s.")
     ] = 4.0
     max_attempts: Annotated[
-        int, Meta(ge=1, le=10, description="Replicas asked for one request, at the most, before the client is told.")
+        int,
+        Meta(
+            ge=1,
+            le=10,
+            description="Replicas that are given one request, at the most, before the client is told. One that cannot "
+            "be reached does not count: nobody has worked on it there.",
+        ),
     ] = 3
     resume_streams: Annotated[
         bool,

@@ -97,6 +97,8 @@ class Course:
     evidence: Evidence
     hand_over: HandOver | None
     tried: list[str] = field(default_factory=list)
+    given: int = 0
+    """So many replicas were reached, and may have worked on it: those are what is bounded."""
     last: Outcome = field(default_factory=lambda: Outcome(Ending.UNREACHED))
     doubtful: bool = False
     """A replica failed over it, which may be the request's own doing."""
@@ -216,7 +218,7 @@ class Journey:
             hand_over=self.divided.offer(request, prompt, body, rank) if self._fleet.divided else None,
         )
         trail.model, trail.stream, trail.tried = ask.model, ask.stream, course.tried
-        while len(course.tried) < rules.max_attempts and self._clock() < course.deadline:
+        while course.given < rules.max_attempts and self._clock() < course.deadline:
             outside = None
             if self._shared is not None:
                 asked = [*self._candidates(ask.model, course.tried), *_computing(course.hand_over)]
@@ -253,8 +255,9 @@ class Journey:
         leg.sound = evidence.sound if hand_over is None else hand_over.sounds(evidence)
         leg.resumable = rules.resume and resumable(request, leg)
         leg.tells_its_end = request.path.endswith("/completions")
-        leg.may_move = functools.partial(self._may_move, model, tried)
-        leg.may_retry = functools.partial(self._may_retry, model, tried, course.doubtful)
+        if course.given + 1 < rules.max_attempts:
+            leg.may_move = functools.partial(self._may_move, model, tried)
+            leg.may_retry = functools.partial(self._may_retry, model, tried, course.doubtful)
         patience = replace(rules.patience, first_byte=max(0.001, course.deadline - self._clock()))
         added = leg.added()
         try:
@@ -289,6 +292,7 @@ class Journey:
             self._dispatch.end(self._clock(), leg.placement)
             self._load_changed()
         course.last = last
+        course.given += last.ending is not Ending.UNREACHED or last.begun
         evidence.ended(replica, last)
         self._telemetry.replica(replica.name).attempt(last.ending.value)
         if last.ending is Ending.CUT:
@@ -351,7 +355,7 @@ class Journey:
 
     def _may_retry(self, model: str | None, tried: tuple[str, ...], doubtful: bool, status: int) -> bool:
         """Whether an answer of this status is dropped because another replica will be asked."""
-        if status not in TRY_ELSEWHERE or (status == 500 and doubtful) or len(tried) >= self.rules.max_attempts:
+        if status not in TRY_ELSEWHERE or (status == 500 and doubtful):
             return False
         return bool(self._candidates(model, tried))
 
@@ -411,8 +415,6 @@ class Journey:
 
     def _may_move(self, model: str | None, tried: tuple[str, ...]) -> bool:
         """Whether a replica that is alive could be asked instead."""
-        if len(tried) >= self.rules.max_attempts:
-            return False
         return any(replica.state is State.READY for replica in self._candidates(model, tried))
 
     @staticmethod

@@ -24,7 +24,7 @@ import openai
 
 from bench.processes import free_ports
 from tests.chaos.load import MODEL, Findings, Talker
-from tests.chaos.plan import STORE, Event, plan
+from tests.chaos.plan import MOST_AT_ONCE, STORE, Event, plan
 from tests.chaos.processes import Child, series, total
 from tests.index.servers import Server, binaries
 
@@ -132,8 +132,9 @@ class Chaos:
             self._store.signal(signal.SIGCONT)
 
     async def _do(self, event: Event) -> None:
-        if self._suffering[event.replica].locked():
-            say("          it has not recovered yet, and is spared this time")
+        suffering = sum(lock.locked() for lock in self._suffering[:REPLICAS])
+        if self._suffering[event.replica].locked() or (event.replica != STORE and suffering >= MOST_AT_ONCE):
+            say("          spared: it, or too many others, have not recovered yet")
             return
         async with self._suffering[event.replica]:
             await (self._harm_store(event) if event.replica == STORE else self._harm(event))

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 EVERY_SECONDS = 3.0
 STORE_EVERY_SECONDS = 20.0
-# A router that asks three replicas at most can hide no more than two that fail at once, for a request that meets both.
 MOST_AT_ONCE = 3
 # A process that was killed has to start, and a router has to find it ready again.
 RECOVERY_SECONDS = 4.0
 STORE = -1
+# Of those that answer, but with an error, one at a time: a request is given to so many replicas only.
+ANSWER_WRONG = ("busy", "broken")
 
 ACTIONS = {
     "kill": 3,  # SIGKILL; started again after a while
@@ -43,6 +44,7 @@ def plan(seed: int, seconds: float, replicas: int) -> list[Event]:
     """One event every `EVERY_SECONDS`, never at a replica that still suffers from the last one."""
     rng = random.Random(f"{seed}/plan")
     until = [0.0] * replicas
+    wrong_until = 0.0
     events = []
     at = EVERY_SECONDS
     while at < seconds:
@@ -50,6 +52,9 @@ def plan(seed: int, seconds: float, replicas: int) -> list[Event]:
         if replicas - len(well) < MOST_AT_ONCE:
             (action,) = rng.choices([*ACTIONS], [*ACTIONS.values()])
             replica, lasts = rng.choice(well), rng.uniform(1.0, 10.0)
+            if action in ANSWER_WRONG:
+                action = action if at >= wrong_until else "slow"
+                wrong_until = max(wrong_until, at + lasts)
             until[replica] = at + lasts + RECOVERY_SECONDS
             events.append(Event(at, action, replica, lasts))
         at += EVERY_SECONDS

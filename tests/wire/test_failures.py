@@ -83,6 +83,20 @@ async def test_a_refused_connection_is_another_replicas_request(bench: Bench) ->
 
 
 @pytest.mark.fault("refused connection")
+async def test_however_many_are_gone_one_that_is_there_answers(bench: Bench) -> None:
+    """What cannot be reached has not been given the request, and takes none of its attempts."""
+    replicas = [await bench.replica() for _ in range(6)]
+    router = await bench.router(*replicas, probe_seconds=60, max_attempts=2)
+    for replica in replicas[1:]:
+        await replica.stop()
+    client = await bench.client(router)
+    for _ in range(2):
+        client.post("/v1/chat/completions", BODY)
+        reply = await client.reply()
+        assert (reply.status, reply.header(b"x-warmroute-replica")) == (200, replicas[0].name.encode())
+
+
+@pytest.mark.fault("refused connection")
 async def test_a_reset_before_the_first_byte_is_another_replicas_request(bench: Bench) -> None:
     replicas = [await bench.replica(hang_up), await bench.replica()]
     router = await bench.router(*replicas, policy="round_robin", probe_seconds=60)
