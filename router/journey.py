@@ -333,6 +333,9 @@ class Journey:
             body = await self._reading.aside(resumption.size, lambda: resumption.body(reader))
         except UnfitError as error:
             return self._not_resumed(course, str(error))
+        except Exception:
+            log.exception("an answer could not be continued")
+            return self._not_resumed(course, "prompt cannot be read")
         ask, size = await self._reading.ask(path, body)
         course.body, course.hand_over = body, None
         course.prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, path, len(body)))

@@ -101,9 +101,10 @@ def continuation(
     changes = goes_on.changes | _bounds(path, value, tokens)
     try:
         made = edited(body, {name: orjson.dumps(change) for name, change in changes.items()} | goes_on.raw)
+        same = orjson.loads(made) == value | changes  # not so where a member is there twice, say
     except ValueError:
-        raise UnfitError("form of the request") from None
-    if orjson.loads(made) != value | changes:  # a member that is there twice, say
+        same = False
+    if not same:
         raise UnfitError("form of the request")
     return Continuation(made, tokens)
 

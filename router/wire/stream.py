@@ -385,7 +385,7 @@ class EventWatch:
             if "role" in delta:
                 self._role = True
                 self._events += bool(text)
-            else:
+            elif text is not None:
                 self._events += 1
             if delta.get("tool_calls") or delta.get("reasoning") or delta.get("reasoning_content"):
                 self._opaque = True
