@@ -200,6 +200,9 @@ class Feed:
 
     def replayed(self, number: int, payload: bytes) -> bool:
         """A batch of the replay. False: it is another process's, and a replay from 0 is wanted."""
+        at = time_of(payload)
+        if number > self._sequence.next and at is not None and at < self._floor:
+            return False  # an answer to what was asked of the earlier process
         verdict = self._sequence.replayed(number, payload)
         if verdict is Verdict.OTHER:
             self._other_process()

@@ -233,6 +233,24 @@ def test_a_restart_known_from_elsewhere_counts_once() -> None:
     assert (listener.processes, listener.feed.counts.restarts) == (0, 1)
 
 
+def test_a_restart_that_is_known_in_the_midst_of_a_replay() -> None:
+    """What is still to come of the old process's answer is no history of the new one that was lost."""
+    old, new, listener = Publisher(), Publisher(began=200.0), Listener()
+    old.replay(listener.feed)
+    for number in range(3):
+        listener.hear(old.batch(stored((number, 9))))
+    old.batch(stored((7, 9)))
+    old.batch(stored((8, 9)))
+    first = listener.feed.ask()
+    assert listener.feed.replayed(first, old.sent[first])
+    listener.feed.restarted(150.0)
+    assert not listener.feed.replayed(first + 1, old.sent[first + 1])
+    new.replay(listener.feed)
+    listener.hear(new.batch(stored((3, 7))))
+    assert (listener.feed.state, listener.feed.counts.lost) == (State.LIVE, 0)
+    assert [listener.depth(7, 9), listener.depth(3, 7)] == [0, 1]
+
+
 def test_a_publisher_that_falls_silent_is_doubted_until_it_speaks() -> None:
     publisher, listener = Publisher(), Listener()
     publisher.replay(listener.feed)
