@@ -101,11 +101,8 @@ class Supervisor:
         own.router.add_get("/metrics", self._serve_metrics)
         own.router.add_post("/workers/{number}/ready", self._serve_ready)
         await serve_privately(self._stack, own, socket_of(self._directory, 0))
-        self._keepers = [asyncio.create_task(self._keep(number)) for number in self._ready]
-        self._stack.push_async_callback(_cancelled, asyncio.create_task(self._gather_for_ever()))
-        await self._all_ready()
         admin, where = settings.admin, ""
-        if not self.done.is_set() and admin.admin_port >= 0:
+        if admin.admin_port >= 0:
             app = application(
                 token=lambda: self._credentials.admin_token,
                 explain=self._explain,
@@ -114,6 +111,9 @@ class Supervisor:
                 max_body_bytes=settings.listen.max_body_bytes,
             )
             where = f"\n  admin side on {url(await serve(self._stack, app, admin.admin_host, admin.admin_port))}"
+        self._keepers = [asyncio.create_task(self._keep(number)) for number in self._ready]
+        self._stack.push_async_callback(_cancelled, asyncio.create_task(self._gather_for_ever()))
+        await self._all_ready()
         first, _, rest = self._said.partition("\n")
         workers = f"{settings.listen.workers} workers, each with the bounds below; {self.shares}"
         self.announcement = f"{first}{where}\n  {workers}\n{rest}"

@@ -154,6 +154,17 @@ async def test_a_port_that_is_taken_is_told_once(bench: Bench) -> None:  # noqa:
     )
 
 
+async def test_an_admin_port_that_is_taken_starts_no_worker(bench: Bench) -> None:  # noqa: F811
+    replica = await bench.replica()
+    running = await Running.start(replica.url, "--port", "0", "--admin-port", str(replica.port), "--workers", "2")
+    assert await running.ended() == 2
+    where = f"127.0.0.1:{replica.port}"
+    assert running.said.decode() == (
+        f"warmroute: cannot listen on {where}: address already in use; choose another --admin-port, or -1 for none\n"
+    )
+    assert replica.probes == []
+
+
 def test_a_source_that_only_one_worker_could_hear_is_refused() -> None:
     flags = {"workers": "2", "event_sources": "gpu1:8000=tcp://*:5557"}
     with pytest.raises(ConfigError, match="of 2 workers only one could listen there"):
