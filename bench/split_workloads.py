@@ -125,6 +125,6 @@ SHAPES = (
         Draw(2, 20, 6),
         Draw(1, 30, 5),
     ),
-    Shape("5000/250", 2.0, 150, NOTHING, Draw(5000, 5000, 5000), Draw(250, 250, 250)),
-    Shape("10:1 long input", 0.7, 150, NOTHING, Draw(2000, 40_000, 10_000), Draw(200, 4000, 1000)),
+    Shape("5000/250", 2.0, 240, NOTHING, Draw(5000, 5000, 5000), Draw(250, 250, 250)),
+    Shape("10:1 long input", 0.7, 300, NOTHING, Draw(2000, 40_000, 10_000), Draw(200, 4000, 1000)),
 )

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 # A prefill on a replica that decodes holds up all its answers. That makes them end later, but no first token come later
 # as long as there is room; where there is none any more, what ends later delays all that comes after it. So each answer
 # counts with this share of the prefill, over the square of the room that is left.
-DAMAGE = 0.03
+DAMAGE = 0.04
 # The busiest that a fleet is taken to be, so that there always is some room.
 BUSIEST = 0.8
 # A prefill that is handed over delays those that will come to the replicas which do nothing else: as long as a queue of
 # so many servers is at their load (Sakasegawa's approximation), times this.
-QUEUE = 3.0
+QUEUE = 5.0
 # One more answer slows those beside it, and they slow it: this share of what it is as work, for each of them.
 CROWDING = 0.03
 # What a hand-over takes beside the transfer: the second request, the engine's step under way and the one that it joins.

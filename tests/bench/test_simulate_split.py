@@ -132,7 +132,7 @@ def test_a_shape_is_the_same_from_the_same_seed() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(shapes=SHAPES[2:3], fleets=((1, 1, "fixed"),), loads=(0.5,), shorter=15.0)
+    plan = Plan(shapes=SHAPES[2:3], fleets=((1, 1, "fixed"),), loads=(0.5,), shorter=24.0)
     monkeypatch.setattr(simulate_split, "QUICK", plan)
 
     def run(*flags: str) -> tuple[str, object]:

@@ -182,7 +182,7 @@ def test_the_busier_the_fleet_the_more_counts_what_is_held_up() -> None:
         return choice(IDLE, [candidate("d", decoding=10, routed=routed)]).local_price.prefill.others_ms
 
     prefill_ms = Rates(20_000).prefill_ms(5000, 0)
-    assert others_ms(0) == pytest.approx(0.03 * 10 * prefill_ms)
+    assert others_ms(0) == pytest.approx(0.04 * 10 * prefill_ms)
     # Half a minute's work within a minute leaves half of the room.
     assert others_ms(600_000) == pytest.approx(4 * others_ms(0))
     assert others_ms(9e9) == pytest.approx(25 * others_ms(0))
@@ -197,8 +197,8 @@ def test_a_pool_that_computes_for_others_is_spared_the_more_the_busier_and_small
 
     prefill_ms = Rates(20_000).prefill_ms(5000, 0)
     assert queue_ms(0.0, 1) == 0.0
-    assert queue_ms(0.5, 1) == pytest.approx(3 * prefill_ms)
-    assert queue_ms(0.5, 7) == pytest.approx(3 * 0.5**3 / (7 * 0.5) * prefill_ms)
+    assert queue_ms(0.5, 1) == pytest.approx(5 * prefill_ms)
+    assert queue_ms(0.5, 7) == pytest.approx(5 * 0.5**3 / (7 * 0.5) * prefill_ms)
 
 
 def test_what_is_on_its_way_already_delays_what_comes_behind_it() -> None:
