@@ -175,6 +175,8 @@ class Journey:
             ended = self._clock()
             self._telemetry.request(ending, status)
             self._telemetry.duration.observe(ended - begun)
+            for leg in trail.legs:
+                leg.attempt = None  # each holds the other, and the whole body: not to wait for the garbage collector
             self._telemetry.received_bytes.inc(len(request.body))
             self._telemetry.sent_bytes.inc(client.sent)
             if span is not None or self.access is not None:
@@ -200,7 +202,7 @@ class Journey:
             if ask.hand_off:
                 # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
                 body = await self._reading.aside(len(body), lambda: without_hand_off(request.body))
-        if not self._fleet.able(None):
+        if not self._fleet.serves:
             return self._refuse(
                 client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
             )

@@ -77,21 +77,23 @@ def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates,
     least = min(candidate.routed for candidate in candidates)
     found = []
     for candidate in candidates:
-        prefill = candidate.slowness * sum(
-            rates.prefill_ms(total, cached) for total, cached in zip(tokens, candidate.cached, strict=True)
-        )
-        found.append(
-            Price(
-                waiting_ms=candidate.waiting_ms,
-                prefill_ms=prefill,
-                slowed_ms=prefill * (1 + OVERHEAD + PER_DECODE * candidate.decoding),
-                placement_ms=min(candidate.routed - least, PLACEMENT_TOKENS) * rates.token_ms if branch else 0.0,
-            )
-        )
+        prefill = 0.0
+        for total, cached in zip(tokens, candidate.cached, strict=True):
+            prefill += rates.prefill_ms(total, cached)
+        prefill *= candidate.slowness
+        slowed = prefill * (1 + OVERHEAD + PER_DECODE * candidate.decoding)
+        placement = min(candidate.routed - least, PLACEMENT_TOKENS) * rates.token_ms if branch else 0.0
+        found.append(Price(candidate.waiting_ms, prefill, slowed, placement))
     return found
 
 
 def begins_branch(candidates: Sequence[Candidate]) -> bool:
     """Whether the request is new everywhere: no replica holds a past that ends where this request goes on."""
-    deepest = max(candidates, key=lambda candidate: (candidate.hit, candidate.continues))
-    return not deepest.continues
+    deepest, continues = -1, False
+    for candidate in candidates:
+        hit = candidate.hit
+        if hit > deepest:
+            deepest, continues = hit, candidate.continues
+        elif hit == deepest:
+            continues = continues or candidate.continues
+    return not continues

@@ -273,34 +273,45 @@ class Dispatch:
         outside: Outside | None,
     ) -> Candidate:
         cached, continues = [], False
-        told = outside.matches.get(replica.name, ()) if outside else ()
+        name, load, index = replica.name, replica.load, self._index
+        told = outside.matches.get(name, ()) if outside else ()
         for place, chain in enumerate(chains):
             if place < len(told):
-                match = together(self._index, replica.name, chain.keys, now, rank, told[place])
+                match = together(index, name, chain.keys, now, rank, told[place])
             else:
-                match = self._index.match(replica.name, chain.keys, now, rank)
+                match = index.match(name, chain.keys, now, rank)
             rank = match.rank  # all prompts of a request go to one
-            usable = min(match.depth, chain.usable_blocks) if replica.cache.prefix_caching else 0
-            tokens_held = usable * replica.block_size
-            cached.append(tokens_held - tokens_held % replica.alignment)
             continues = continues or match.continues
-        running, waiting = replica.strangers(now)
-        load = replica.load
-        # What others have queued there is unknown; it is taken to be like this request.
-        strangers_ms = waiting * sum(self._rates.prefill_ms(each, 0) for each in tokens)
-        others = outside.loads.get(replica.name, NO_LOAD) if outside else NO_LOAD
-        return Candidate(
-            name=replica.name,
-            cached=tuple(cached) or (0,) * len(tokens),
-            continues=continues,
-            waiting_ms=load.waiting_ms(now) + strangers_ms + others.waiting_ms,
-            decoding=load.decoding + running + others.decoding,
-            in_flight=load.in_flight + running + waiting + others.in_flight,
-            routed=load.routed(now) + others.routed,
-            slowness=self._rates.slowness(replica.name),
-            rank=rank,
+            if match.depth and replica.cache.prefix_caching:
+                tokens_held = min(match.depth, chain.usable_blocks) * replica.block_size
+                cached.append(tokens_held - tokens_held % replica.alignment)
+            else:
+                cached.append(0)
+        found = Candidate(
+            name,
+            tuple(cached) or (0,) * len(tokens),
+            continues,
+            load.waiting_ms(now),
+            load.decoding,
+            load.in_flight,
+            load.routed(now),
+            self._rates.slowness(name),
+            rank,
             fetching=load.fetching,
         )
+        running, waiting = replica.strangers(now)
+        if running or waiting:
+            found.decoding += running
+            found.in_flight += running + waiting
+            # What others have queued there is unknown; it is taken to be like this request.
+            found.waiting_ms += waiting * sum(self._rates.prefill_ms(each, 0) for each in tokens)
+        if outside is not None:
+            others = outside.loads.get(name, NO_LOAD)
+            found.decoding += others.decoding
+            found.in_flight += others.in_flight
+            found.waiting_ms += others.waiting_ms
+            found.routed += others.routed
+        return found
 
     def first_token(self, now: float, placement: Placement) -> None:
         """The engine is through with the prefill."""

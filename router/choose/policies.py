@@ -45,10 +45,13 @@ class Cost:
     tie_band_ms: float
 
     def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
-        best = min(price.total_ms for price in prices)
-        tied = [i for i, price in enumerate(prices) if price.total_ms <= best + self.tie_band_ms]
+        totals = [price.waiting_ms + price.slowed_ms + price.placement_ms for price in prices]
+        bound = min(totals) + self.tie_band_ms
+        tied = [i for i, total in enumerate(totals) if total <= bound]
         if branch:
-            chosen = min(tied, key=lambda i: (candidates[i].routed, candidates[i].in_flight))
+            chosen = (
+                tied[0] if len(tied) == 1 else min(tied, key=lambda i: (candidates[i].routed, candidates[i].in_flight))
+            )
             reason = "least cost for a new branch"
         else:
             chosen = max(tied, key=lambda i: (candidates[i].hit, candidates[i].continues, -candidates[i].routed))

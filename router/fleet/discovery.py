@@ -64,11 +64,20 @@ class Fleet:
     def ready(self) -> list[Replica]:
         return [replica for replica in self if replica.state is State.READY]
 
+    @property
+    def serves(self) -> bool:
+        """Whether there is a replica that may be given requests."""
+        return any(replica.state in (State.READY, State.SILENT) for replica in self._replicas.values())
+
     def able(self, model: str | None) -> list[Replica]:
         """Ready replicas for a model, to answer its requests. One that no replica ever named goes to any: the engine
         says what it lacks."""
         model = self._known(model)
-        able = [replica for replica in self.ready() if replica.serves(model)]
+        able = [
+            replica
+            for replica in self._replicas.values()
+            if replica.state is State.READY and (model is None or model in replica.models)
+        ]
         if self.divided:
             # One that only prefills could answer too, but its batches are to stay free of that while another can.
             able = [replica for replica in able if replica.decodes] or able
@@ -81,7 +90,11 @@ class Fleet:
         return [replica for replica in self.ready() if replica.prefills and replica.serves(model)]
 
     def _known(self, model: str | None) -> str | None:
-        return model if model is not None and any(model in replica.models for replica in self) else None
+        if model is not None:
+            for replica in self._replicas.values():
+                if model in replica.models:
+                    return model
+        return None
 
     def settle_roles(self) -> None:
         """Give those that settings give no role the one that they show. A NIXL engine that never fetches produces KV

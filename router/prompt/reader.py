@@ -278,8 +278,7 @@ class Reader:
         tail = ask.tails[which] if which < len(ask.tails) else ""
         try:
             # Not the text alone: some tokenizers begin a text differently from how they go on with one.
-            before = self.tokenizer.encode(tail, add_special_tokens=False)
-            ids = self.tokenizer.encode(tail + text, add_special_tokens=False)
+            before, ids = map(list, self.tokenizer.encode_pieces([tail, tail + text]))
             ids = ids[len(before) :] if ids[: len(before)] == before else self.tokenizer.encode(text, False)
         except ValueError:
             return None
