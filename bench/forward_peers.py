@@ -119,5 +119,5 @@ def peers(names: Sequence[str]) -> list[Peer]:
             command, how = _OTHERS[name]
             found.append(Peer(name, command, None if _found(name) else how))
         else:
-            found.append(Peer(name, _proxy("aiohttp")))
+            found.append(Peer(name, _proxy("aiohttp"), yardstick=True))
     return [*found, Peer("bare", _proxy("bare"), yardstick=True), Peer("warmroute", warmroute)]

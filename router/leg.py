@@ -29,6 +29,31 @@ def asked_rank(request: Request) -> int | None:
 class Leg:
     """One request at one replica, as the wire sees it (an `Observer`): what to add to its answer, what that says."""
 
+    __slots__ = (
+        "_answer",
+        "_begun",
+        "_clock",
+        "_first_token",
+        "_opening",
+        "_piece_at",
+        "_rank_given",
+        "_show_choice",
+        "_streamed",
+        "_watch",
+        "attempt",
+        "first_token_at",
+        "may_move",
+        "may_retry",
+        "pace",
+        "placement",
+        "prompt",
+        "request_id",
+        "resumable",
+        "sound",
+        "split",
+        "tells_its_end",
+    )
+
     def __init__(
         self,
         prompt: Prompt,

@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import re
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -37,8 +37,9 @@ MIN_BODY_BYTES_PER_SECOND = 1024
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"})
 # RFC 9112 3.2: a path, the whole server, or what a proxy is told; that names a host.
 TARGET = re.compile(rb"/|\*\Z|https?://[^/?]")
-# A slow reader may leave this much unsent before the replica's side is paused (uvloop's own default is 64 KiB).
-WRITE_HIGH_BYTES = 256 * 1024
+# A slow reader may leave this much unsent before the replica's side is paused; what one more read brings (256 KiB at
+# the most) comes on top, and passes through several copies at once.
+WRITE_HIGH_BYTES = 64 * 1024
 # After an early refusal the rest of the request is read and dropped this long, or the client's kernel would
 # throw our answer away with the reset that closing on unread bytes causes.
 LINGER_SECONDS = 5.0
@@ -152,7 +153,7 @@ class Front(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
-        self._ready: deque[Request] = deque()
+        self._ready: list[Request] = []  # hardly ever more than one, and an empty deque is ten times a list
         self._ahead = bytearray()
         self._target = b""
         self._headers: Headers = []
@@ -449,7 +450,7 @@ class Front(asyncio.Protocol):
         """Serve the next request that has arrived, unless the client has yet to read what it was sent before."""
         if self._paused:
             return  # resume_writing goes on
-        request = self._request = self._ready.popleft()
+        request = self._request = self._ready.pop(0)
         self.started = self.finished = False
         self.sent = 0
         self._task = self._loop.create_task(self._door.serve(request, self))

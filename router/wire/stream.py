@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from io import StringIO
 from typing import Any, Protocol
 
 import orjson
@@ -279,12 +280,30 @@ def _only_text(items: object, kind: str) -> str | None:
 class EventWatch:
     """Reads a `text/event-stream` answer of a route that generates text, split anywhere."""
 
+    __slots__ = (
+        "_answer",
+        "_chars",
+        "_done",
+        "_events",
+        "_identity",
+        "_ids",
+        "_ids_known",
+        "_opaque",
+        "_rest",
+        "_rest_bytes",
+        "_role",
+        "_skipping",
+        "_text",
+        "_text_events",
+        "_text_tokens",
+    )
+
     def __init__(self) -> None:
         self._answer = Answer()
         self._rest: list[bytes] = []  # of a line that is not whole yet; in pieces, since joining each is quadratic
         self._rest_bytes = 0
         self._skipping = False
-        self._text: list[str] = []
+        self._text = StringIO()  # a token is a few characters, and a string of its own many bytes
         self._chars = 0
         self._ids: list[int] = []
         self._ids_known = False
@@ -371,9 +390,9 @@ class EventWatch:
             self._chars += len(text)
             if self._chars > MAX_TEXT_CHARS:
                 self._opaque = True
-                self._text.clear()
+                self._text = StringIO()
             else:
-                self._text.append(text)
+                self._text.write(text)
 
     def _choice(self, choice: Any) -> None:
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
@@ -394,16 +413,10 @@ class EventWatch:
             self._events += 1
         if text:
             self._add(text)
-<<<<<<< HEAD
             self._text_events = self._events
             self._text_tokens = self._answer.completion_tokens
-        ids = _ids(choice.get("token_ids"))
-        if ids is not None:
-=======
-            self._at_text = self._events, self._answer.completion_tokens
         ids = choice.get("token_ids")
         if ids is not None and (ids := _ids(ids)) is not None:
->>>>>>> 8d29726 (A choice makes fewer objects; the garbage collector looks less often; an answer is tokenized by the faster tokenizer)
             self._ids_known = True
             if len(self._ids) <= MAX_TOKEN_IDS:
                 self._ids += ids
@@ -417,7 +430,7 @@ class EventWatch:
 
     def answer(self) -> Answer:
         answer = self._answer
-        answer.text = None if self._opaque else "".join(self._text)
+        answer.text = None if self._opaque else self._text.getvalue()
         answer.token_ids = self._ids if self._ids_known and len(self._ids) <= MAX_TOKEN_IDS else None
         return answer
 
@@ -437,6 +450,11 @@ class EventWatch:
 
 class JsonWatch:
     """Reads a whole JSON answer of a route that generates text, once it is there."""
+
+    __slots__ = (
+        "_pieces",
+        "_size",
+    )
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
