@@ -48,7 +48,7 @@ soak: $(STAMP)  ## 500 streams at once for SOAK_SECONDS: what the router's memor
 	$(BIN)/python -m tests.chaos.soak --seconds $(SOAK_SECONDS) $(ARGS)
 
 conformance: $(STAMP)  ## The tests of known faults, and docs/conformance.md from their run.
-	$(BIN)/python -m pytest -m fault --conformance docs/conformance.md $(ARGS)
+	$(BIN)/python -m pytest -m fault --conformance=docs/conformance.md $(ARGS)
 
 chaos: $(STAMP)  ## Replicas and the store die, hang and come back under load for CHAOS_SECONDS; needs Linux.
 	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) $(ARGS)
