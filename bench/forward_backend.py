@@ -82,7 +82,16 @@ def _whole(body: bytes, kind: bytes = b"application/json", status: bytes = b"200
     )
 
 
+_RANKED = orjson.dumps(
+    {
+        "id": "rerank-0123456789abcdef",
+        "model": MODEL,
+        "usage": {"prompt_tokens": 250, "total_tokens": 250},
+        "results": [{"index": i, "document": {"text": f"{i}"}, "relevance_score": 0.9 - i / 10} for i in range(6)],
+    }
+)
 _POSTED = _whole(_ANSWER)
+_ANSWERS = {b"/v1/rerank": _whole(_RANKED)}
 _ASKED = {
     b"/health": _whole(b""),
     b"/v1/models": _whole(orjson.dumps({"object": "list", "data": [_CARD]})),
@@ -150,7 +159,7 @@ class Replica(asyncio.Protocol):
             elif (at := request.find(b'"bench-', body_at)) >= 0:
                 self._stream(request[at + 1 : request.index(b'"', at + 1)].decode())
             else:
-                self._transport.write(_POSTED)
+                self._transport.write(_ANSWERS.get(target, _POSTED))
         elif method in (b"GET", b"HEAD"):
             self._transport.write(_ASKED.get(target, _UNKNOWN))
         else:

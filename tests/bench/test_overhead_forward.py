@@ -101,7 +101,7 @@ async def test_the_own_proxies_pass_requests_and_streams_on() -> None:
         await processes.module("aiohttp", ["bench.forward_proxies", "aiohttp", str(plain), url])
         answers = [await _post(port) for port in (backend, bare, plain)]
         assert len(set(answers)) == 1
-        assert answers[0].endswith(b'"completion_tokens":12}}')
+        assert answers[0].startswith(b'{"id":"rerank-')
         for port in (bare, plain):
             streams = Streams(f"http://127.0.0.1:{port}")
             assert await streams.open(3, "bench-paced") == 3
