@@ -82,16 +82,18 @@ def _whole(body: bytes, kind: bytes = b"application/json", status: bytes = b"200
     )
 
 
-_RANKED = orjson.dumps(
+_SCORED = orjson.dumps(
     {
-        "id": "rerank-0123456789abcdef",
+        "id": "score-0123456789abcdef",
+        "object": "list",
+        "created": 1,
         "model": MODEL,
-        "usage": {"prompt_tokens": 250, "total_tokens": 250},
-        "results": [{"index": i, "document": {"text": f"{i}"}, "relevance_score": 0.9 - i / 10} for i in range(6)],
+        "data": [{"index": i, "object": "score", "score": 0.9 - i / 10} for i in range(6)],
+        "usage": {"prompt_tokens": 250, "total_tokens": 250, "completion_tokens": 0, "prompt_tokens_details": None},
     }
 )
 _POSTED = _whole(_ANSWER)
-_ANSWERS = {b"/v1/rerank": _whole(_RANKED)}
+_ANSWERS = {b"/v1/score": _whole(_SCORED)}
 _ASKED = {
     b"/health": _whole(b""),
     b"/v1/models": _whole(orjson.dumps({"object": "list", "data": [_CARD]})),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHAT = "/v1/chat/completions"
-PLAIN = "/v1/rerank"
+PLAIN = "/v1/score"
 EMBEDDINGS = "/v1/embeddings"
 
 # Takes the parts of a body from files, puts a number between each two of them, and says at the end what was done.
@@ -114,11 +114,11 @@ def bodies(seed: int) -> dict[str, Body]:
         return Body(CHAT, tuple(chat([*said, ("user", f"# {prose(chance, 200)}")]).split(b"#")), earlier)
 
     documents = [prose(chance, 150) for _ in range(6)]
-    rerank = {"model": MODEL, "query": "what does a cache hold", "documents": documents}
+    score = {"model": MODEL, "text_1": "what does a cache hold", "text_2": documents}
     embed = {"model": MODEL, "input": f"# {prose(chance, 950)}"}
     short = chat([("system", prose(chance, 2_500)), ("user", f"# {prose(chance, 350)}")])
     return {
-        "plain": Body(PLAIN, (json.dumps(rerank, separators=(",", ":")).encode(),)),
+        "plain": Body(PLAIN, (json.dumps(score, separators=(",", ":")).encode(),)),
         "embed": Body(EMBEDDINGS, tuple(json.dumps(embed, separators=(",", ":")).encode().split(b"#"))),
         "short": Body(CHAT, tuple(short.split(b"#"))),
         "chat": conversation(100_000, 51),

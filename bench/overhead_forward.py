@@ -6,7 +6,7 @@ are what counts: whatever else the machine does slows all of them down. CPU is t
 and system, as the scheduler counts it; the load's and the replicas' own is not part of it. Whole answers are loaded by
 wrk with 32 connections, after a warm-up.
 
-    1 KB POST           /v1/rerank: a path without a prompt, routed by load
+    1 KB POST           /v1/score: a path without a prompt, routed by load
     1 KB embeddings     /v1/embeddings: its text is read, and each time another
     3 KB chat           a shared system prompt of 2.5 KB and a new question
     100 KB, 400 KB chat the next turn of eight conversations: 50 messages that were sent before, and a new question

@@ -101,7 +101,7 @@ async def test_the_own_proxies_pass_requests_and_streams_on() -> None:
         await processes.module("aiohttp", ["bench.forward_proxies", "aiohttp", str(plain), url])
         answers = [await _post(port) for port in (backend, bare, plain)]
         assert len(set(answers)) == 1
-        assert answers[0].startswith(b'{"id":"rerank-')
+        assert answers[0].startswith(b'{"id":"score-')
         for port in (bare, plain):
             streams = Streams(f"http://127.0.0.1:{port}")
             assert await streams.open(3, "bench-paced") == 3
@@ -118,7 +118,7 @@ async def _post(port: int) -> bytes:
         except (ConnectionRefusedError, socket.gaierror):
             await asyncio.sleep(0.02)
             continue
-        writer.write(b"POST /v1/rerank HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        writer.write(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         head = await reader.readuntil(b"\r\n\r\n")
         if b"chunked" in head.lower():
             size = int((await reader.readline()).strip(), 16)
