@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from router.index.gallop import leading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class Held:
@@ -44,9 +44,9 @@ class Held:
     def __contains__(self, key: int) -> bool:
         return key in self._parents
 
-    def __iter__(self) -> Iterator[int]:
-        """Children before their parents, as long as these were stored first."""
-        return reversed(self._parents)
+    def links(self) -> Iterable[tuple[int, int | None]]:
+        """Each block and its parent, which comes before it, as long as it was stored first."""
+        return self._parents.items()
 
     def store(self, keys: Iterable[int], parent: int | None) -> None:
         """A chain of blocks that goes on from `parent`; None: from the root."""

@@ -128,7 +128,7 @@ class Known:
             self._presumed = Residency(self.capacity)
             for held, scale in self._groups.values():
                 if scale == 1:
-                    self._presumed.presume(held)
+                    self._presumed.presume(held.links())
                     break
 
     def doubt(self) -> None:

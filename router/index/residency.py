@@ -1,15 +1,23 @@
 """Which blocks a replica is presumed to hold, without being told: the engine's own cache rule, replayed.
 
 vLLM (v1/core/block_pool.py) keeps one LRU queue of free blocks, frees a request's blocks tail first, and evicts from
-the head of the queue. So the head of a prompt outlives its tail, whatever it shares it with. Here the same order is
-kept in one dict: touched last stands last, and within one request the head stands after its tail. Every ancestor of a
-block thus stands behind it, so that what is held is always closed under prefixes and a depth is found by bisection.
+the head of the queue. So the head of a prompt outlives its tail, whatever it shares it with.
+
+Here blocks that follow one another and were used last by the same request make a run, and the order of use is one of
+runs: touched last stands last, and of one request's the head stands after its tail. Every ancestor of a block thus
+stands behind it, so that what is held is always closed under prefixes and a depth is found by bisection. To use a long
+prompt again moves a run or two, not thousands of blocks. A run is divided where a request parts from it, and goes on
+with what that one adds.
 """
 
 from __future__ import annotations
 
-from itertools import islice, repeat
+import sys
+from array import array
+from itertools import repeat
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from router.index.gallop import leading
 
@@ -24,27 +32,55 @@ ENDED = 1
 SHARED = 2
 """Requests went on from here, or several ended here."""
 
+_UNNAMED = 3  # blocks of no known name: they take room and are never found
+
+_WIDTH = 8  # bytes of a key
+# A path of more runs than this is made one again. Runs come apart one at a time, so that this is paid for seldom.
+_MOST_RUNS = 32
+
+
+class _Run(msgspec.Struct, gc=False, eq=False):
+    """Blocks in a row. Of compact parts that the garbage collector need not visit: there may be one for each block."""
+
+    start: int
+    """How many blocks stand before its first, from the root on."""
+    keys: bytes
+    """Of `_WIDTH` bytes each; zeros where they have no name."""
+    place: int = 0
+    """In the order of use."""
+    state: int = SHARED
+    """Of its blocks from `turn` on; those before are SHARED."""
+    turn: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.keys) // _WIDTH
+
+    def state_at(self, place: int) -> int:
+        """Of the block with so many before it, from the root on."""
+        return self.state if place - self.start >= self.turn else SHARED
+
 
 class Residency:
     """The presumed cache of one replica. Keys are vLLM's block hashes, their low 64 bits.
 
-    `capacity`: blocks, the engine's num_gpu_blocks - 1 (one is its null block). Memory: about 100 bytes a block.
+    `capacity`: blocks, the engine's num_gpu_blocks - 1 (one is its null block). Memory: about 110 bytes a block, and
+    about 200 a run: where most prompts have but one block of their own, three times as much.
     """
 
-    __slots__ = ("_held", "_records", "_unnamed", "capacity")
+    __slots__ = ("_held", "_order", "_places", "_unnamed", "capacity")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"a replica holds at least one block, not {capacity}")
         self.capacity = capacity
-        # key -> how requests ended here or went on (the low two bits), and the record that touched it last (the rest).
-        # Oldest first.
-        self._held: dict[int, int] = {}
-        self._records = 0
-        self._unnamed = 0  # the last of the numbers that stand for blocks of no known name: below all hashes
+        self._held: dict[int, _Run] = {}
+        self._order: dict[int, _Run] = {}  # by place, oldest first
+        self._places = 0
+        self._unnamed = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + self._unnamed
 
     def depth(self, keys: Sequence[int]) -> int:
         """How many leading blocks of a chain are held. Gallops, then bisects: O(log n) look-ups."""
@@ -52,7 +88,8 @@ class Residency:
 
     def ends_a_turn(self, key: int) -> bool:
         """Whether one request was answered in this block and nothing went on from it: a conversation waits here."""
-        return self._held.get(key, OPEN) & 3 == ENDED
+        run = self._held.get(key)
+        return run is not None and run.state == ENDED and _find(run, key) >= run.turn
 
     def record(self, keys: Sequence[int], *, ended: bool = False, beyond: int = 0, partial: bool = False) -> None:
         """A request with these blocks was given to the replica: they are held now, and the most recently used.
@@ -60,42 +97,134 @@ class Residency:
         `ended`: it has been answered; the blocks of the answer, as far as they are known, are among them. `beyond`: so
         many full ones of it are not; they take room all the same, and as the tail they are the first to go. `partial`:
         there is a last block that is not full. It is never found again, but takes room until the request is over.
+        O(log n) for what is held, O(n) for what is new.
         """
-        held = self._held
-        self._records += 1
-        stamp = self._records << 2
         room = max(1, self.capacity - partial)
-        keys = keys[:room]
-        for _ in range(min(beyond, room - len(keys))):
-            self._unnamed -= 1
-            held[self._unnamed] = stamp | SHARED
-        if not keys:
-            self._evict(room)
-            return
-        before = held.pop(keys[-1], None)
-        state = OPEN if before is None else before & 3
-        if before is not None and state == OPEN and not ended:
-            state = SHARED  # several wait here, and none of them may take it back
-        if ended:
-            # Two turns that end in one block are two conversations, or too short to tell from one another.
-            state = ENDED if state == OPEN else SHARED
-        held[keys[-1]] = stamp | state
-        # Thousands of them for a long prompt, and so without a loop of Python's: out they go, and in again at the end.
-        others = keys[-2::-1]
-        states = list(map(held.pop, others, repeat(OPEN)))
-        held.update(zip(others, repeat(stamp | SHARED)))
-        if ended:
-            # Blocks of the answer itself: a next turn whose text tokenizes differently may part from it in its midst.
-            held.update([(key, stamp | ENDED) for key, state in zip(others, states, strict=True) if state & 3 == OPEN])
+        if len(keys) > room:
+            keys = keys[:room]
+        unnamed = min(beyond, room - len(keys))
+        if unnamed:
+            self._unnamed += unnamed
+            self._touch(_Run(0, bytes(_WIDTH * unnamed), state=_UNNAMED))
+        if keys:
+            self._record(keys, ended)
         self._evict(room)
 
-    def presume(self, keys: Iterable[int]) -> None:
-        """These blocks, children before their parents, are held too, and older than all that is."""
-        older = dict.fromkeys(keys, SHARED)
-        for key in self._held:
-            older.pop(key, None)
-        self._held = older | self._held
-        self.resize(self.capacity)
+    def _record(self, keys: Sequence[int], ended: bool) -> None:
+        held, whole = self._held, len(keys)
+        there = leading(keys, held)
+        before = held[keys[there - 1]].state_at(there - 1) if there else SHARED
+        path = self._path(keys, there)
+        if not path:
+            path.append(self._new(keys, 0, whole))
+        elif there < whole:
+            new = keys[there:]
+            path[0].keys += _pack(new)
+            held.update(zip(new, repeat(path[0])))
+        for run in path:
+            run.state, run.turn = SHARED, 0
+            self._touch(run)
+        last = path[0]
+        if there < whole:
+            # Blocks of the answer itself: a next turn whose text tokenizes differently may part from it in its midst.
+            last.state = ENDED if ended else OPEN
+            last.turn = (there - (before == OPEN) if ended else whole - 1) - last.start
+        elif before == (OPEN if ended else ENDED):
+            # Two turns that end in one block are two conversations, or too short to tell from one another. And where
+            # several prompts wait, none of them may take it back.
+            last.state, last.turn = ENDED, whole - 1 - last.start
+
+    def _path(self, keys: Sequence[int], there: int) -> list[_Run]:
+        """The runs of these leading blocks, which are held, taken out of the order. The deepest first."""
+        held = self._held
+        path: list[_Run] = []
+        end = there
+        while end:
+            run = held.get(keys[end - 1])
+            if run is not None and not run.start < end <= run.end:
+                # Two blocks of one name, in different depths. The newer is right.
+                self.drop((keys[end - 1],))
+                run = None
+            if run is None:  # the engine dropped it, and not what follows
+                begin = end - 1
+                while begin and keys[begin - 1] not in held:
+                    begin -= 1
+                run = self._new(keys, begin, end)
+            else:
+                run = self._take(run, end - run.start)
+            path.append(run)
+            end = run.start
+        if len(path) > _MOST_RUNS:
+            return [self._new(keys, 0, there)]
+        return path
+
+    def _new(self, keys: Sequence[int], begin: int, end: int) -> _Run:
+        keys = keys[begin:end]
+        run = _Run(begin, _pack(keys))
+        self._held.update(zip(keys, repeat(run)))
+        return run
+
+    def _take(self, run: _Run, count: int) -> _Run:
+        """Its first blocks as a run of their own, out of the order. What is left keeps its place there."""
+        cut = _WIDTH * count
+        if cut == len(run.keys):
+            self._order.pop(run.place, None)
+            run.place = 0
+            return run
+        head, tail = run.keys[:cut], run.keys[cut:]
+        left = max(0, run.turn - count)
+        # The shorter one is told of its new run.
+        if len(head) < len(tail):
+            taken = _Run(run.start, head)
+            run.start, run.keys, run.turn = run.start + count, tail, left
+            self._held.update(zip(array("Q", head), repeat(taken)))
+            return taken
+        rest = _Run(run.start + count, tail, run.place, run.state, left)
+        self._order[run.place] = rest
+        run.keys, run.place = head, 0
+        self._held.update(zip(array("Q", tail), repeat(rest)))
+        return run
+
+    def _touch(self, run: _Run) -> None:
+        self._places += 1
+        run.place = self._places
+        self._order[run.place] = run
+
+    def _trim(self, run: _Run, count: int) -> None:
+        """Its first so many blocks stay."""
+        cut = _WIDTH * count
+        gone = run.keys[cut:]
+        run.keys = run.keys[:cut]
+        if run.state == _UNNAMED:
+            self._unnamed -= len(gone) // _WIDTH
+        else:
+            for key in array("Q", gone):
+                self._held.pop(key, None)
+        if not cut:
+            self._order.pop(run.place, None)
+
+    def presume(self, links: Iterable[tuple[int, int | None]]) -> None:
+        """These blocks, each with its parent and after it, are all that is held, and older than whatever comes."""
+        self.clear()
+        depths: dict[int, int] = {}
+        tails: dict[int | None, list[int]] = {}
+        chains: list[tuple[int, list[int]]] = []
+        for key, parent in links:
+            depth = 0 if parent is None else depths.get(parent, -1) + 1
+            if parent is not None and not depth:
+                continue  # nothing leads to it
+            depths[key] = depth
+            chain = tails.pop(parent, None)
+            if chain is None:
+                chain = []
+                chains.append((depth, chain))
+            chain.append(key)
+            tails[key] = chain
+        for start, chain in reversed(chains):
+            run = _Run(start, _pack(chain))
+            self._held.update(zip(chain, repeat(run)))
+            self._touch(run)
+        self._evict(self.capacity)
 
     def forget(self, keys: Sequence[int]) -> None:
         """These blocks, the end of a chain and all that its request added, were not computed after all.
@@ -103,19 +232,19 @@ class Residency:
         What another request has recorded since, and so waits for, stays: taking it would leave a hole before that one's
         own blocks.
         """
-        held = self._held
-        if not keys or held.get(keys[-1], OPEN) & 3 != OPEN:  # it was answered, or others wait here too
-            return
-        stamp = held.get(keys[-1], -1) >> 2
-        for key in reversed(keys):
-            if held.get(key, stamp << 2) >> 2 != stamp:
-                break
-            held.pop(key, None)
+        run = self._held.get(keys[-1]) if keys else None
+        if run is None or run.state_at(run.end - 1) != OPEN or not run.keys.endswith(_pack(keys[-1:])):
+            return  # it was answered, or others wait here too
+        # What another request has used since is another run.
+        self._trim(run, max(0, len(run.keys) // _WIDTH - len(keys)))
+        run.state, run.turn = SHARED, 0
 
     def drop(self, keys: Iterable[int]) -> None:
-        """The engine says that it holds these no more."""
+        """The engine says that it holds these no more. What follows in the same run is of no use then."""
         for key in keys:
-            self._held.pop(key, None)
+            run = self._held.get(key)
+            if run is not None:
+                self._trim(run, _find(run, key))
 
     def resize(self, capacity: int) -> None:
         """The engine told its pool. The oldest go if it is smaller than was presumed."""
@@ -124,10 +253,24 @@ class Residency:
 
     def _evict(self, room: int) -> None:
         """The oldest, down to `room` blocks."""
-        surplus = len(self._held) - room
-        if surplus > 0:
-            for key in list(islice(self._held, surplus)):
-                del self._held[key]
+        while (surplus := len(self) - room) > 0:
+            run = next(iter(self._order.values()))
+            self._trim(run, max(0, len(run.keys) // _WIDTH - surplus))
 
     def clear(self) -> None:
         self._held.clear()
+        self._order.clear()
+        self._unnamed = 0
+
+
+def _pack(keys: Sequence[int]) -> bytes:
+    return array("Q", keys).tobytes()
+
+
+def _find(run: _Run, key: int) -> int:
+    """How many blocks of its run stand before it. From the end on: it is mostly near that."""
+    name = key.to_bytes(_WIDTH, sys.byteorder)
+    at = run.keys.rfind(name)
+    while at > 0 and at % _WIDTH:  # across two others
+        at = run.keys.rfind(name, 0, at + _WIDTH - 1)
+    return at // _WIDTH

@@ -56,11 +56,11 @@ def test_blocks_without_their_parents_make_no_depth() -> None:
     assert held.depth([1, 2, 3, 4]) == 4
 
 
-def test_children_come_before_their_parents() -> None:
+def test_parents_come_before_their_children() -> None:
     held = Held()
     held.store([1, 2, 3], None)
     held.store([4], 2)
-    assert list(held) == [4, 3, 2, 1]
+    assert list(held.links()) == [(1, None), (2, 1), (3, 2), (4, 2)]
 
 
 # A tree of chains: node -> parent. Keys are large, as hashes are.

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.index import residency
 from router.index.memory import Index, Match
 from router.index.residency import Residency
 
@@ -70,6 +71,48 @@ def test_forget_and_resize() -> None:
         Residency(0)
 
 
+class Naive:
+    """The same rule, block by block: what is used goes to the end of one queue, its tail before its head."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.queue: dict[int, str] = {}  # how requests ended here or went on; the oldest first
+        self.unnamed = 0
+        self.records: dict[int, int] = {}  # which one used a block last
+        self.count = 0
+
+    def record(self, keys: list[int], ended: bool, beyond: int, partial: bool) -> None:
+        self.count += 1
+        room = max(1, self.capacity - partial)
+        keys = keys[:room]
+        for _ in range(min(beyond, room - len(keys))):
+            self.unnamed -= 1
+            self.queue[self.unnamed] = "shared"
+        for place in range(len(keys) - 1, -1, -1):
+            before = self.queue.pop(keys[place], "new")
+            if ended:
+                state = "ended" if before in ("new", "open") else "shared"
+            elif place == len(keys) - 1:
+                state = {"new": "open", "ended": "ended"}.get(before, "shared")
+            else:
+                state = "shared"
+            self.queue[keys[place]] = state
+            self.records[keys[place]] = self.count
+        self.resize(room)
+
+    def forget(self, keys: list[int]) -> None:
+        if keys and self.queue.get(keys[-1]) == "open":
+            last = self.records[keys[-1]]
+            for key in reversed(keys):
+                if self.records[key] != last:
+                    break
+                self.queue.pop(key, None)
+
+    def resize(self, room: int) -> None:
+        while len(self.queue) > room:
+            del self.queue[next(iter(self.queue))]
+
+
 paths = st.lists(st.integers(0, 2), min_size=0, max_size=12)
 
 
@@ -99,6 +142,101 @@ def test_what_is_held_is_closed_under_prefixes_and_bounded(
     keys = keys_of(probe)
     walked = next((i for i, key in enumerate(keys) if key not in held), len(keys))
     assert cache.depth(keys) == walked
+
+
+steps = st.tuples(
+    st.sampled_from(["record", "record", "answer", "answer", "forget", "resize"]),
+    paths,
+    st.integers(0, 3),
+    st.booleans(),
+)
+
+
+@pytest.mark.parametrize("most_runs", [1, 32])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 40), st.lists(steps, max_size=60))
+def test_runs_keep_the_order_that_blocks_have_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, most_runs: int, capacity: int, steps: list[tuple[str, list[int], int, bool]]
+) -> None:
+    monkeypatch.setattr(residency, "_MOST_RUNS", most_runs)
+    cache, naive = Residency(capacity), Naive(capacity)
+    waiting: dict[int, list[int]] = {}  # what the last prompt that ends in a block has added
+    for what, path, number, partial in steps:
+        keys = keys_of(path)
+        if what == "forget":
+            added = waiting.pop(keys[-1], []) if keys else []
+            cache.forget(added)
+            naive.forget(added)
+        elif what == "resize":
+            cache.resize(capacity + number)
+            naive.capacity = capacity + number
+            naive.resize(naive.capacity)
+        else:
+            if keys:
+                waiting[keys[-1]] = keys[cache.depth(keys) :]
+            cache.record(keys, ended=what == "answer", beyond=number, partial=partial)
+            naive.record(keys, what == "answer", number, partial)
+        assert len(cache) == len(naive.queue)
+        assert {key: cache.ends_a_turn(key) for key in cache._held} == {
+            key: state == "ended" for key, state in naive.queue.items() if key > 0
+        }
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 9), max_size=9), st.sampled_from(["record", "answer", "forget", "drop"]))
+    ),
+)
+def test_names_that_are_no_hashes_do_no_harm(capacity: int, steps: list[tuple[list[int], str]]) -> None:
+    # One name in several depths, or twice in one chain, and holes wherever the engine says.
+    cache = Residency(capacity)
+    for keys, what in steps:
+        if what in ("record", "answer"):
+            cache.record(keys, ended=what == "answer")
+        elif what == "forget":
+            cache.forget(keys)
+        else:
+            cache.drop(keys)
+            assert not cache._held.keys() & set(keys)
+        assert len(cache) <= capacity
+    cache.drop(range(10))
+    assert len(cache) == 0
+
+
+def test_what_the_engine_dropped_is_held_again_when_it_is_used_again() -> None:
+    cache = Residency(100)
+    cache.record([1, 2, 3, 4, 5])
+    cache.record([1, 2, 8, 9])
+    cache.drop([4])
+    assert (cache.depth([1, 2, 3, 4, 5]), len(cache)) == (3, 5)  # 5 is of no use
+    cache.drop([2])
+    assert (cache.depth([1, 2]), cache.depth([1, 2, 8, 9])) == (1, 1)
+    cache.record([1, 2, 3, 4])
+    assert cache._held.keys() == {1, 2, 3, 4}
+
+
+def test_a_few_runs_are_all_that_is_kept_of_long_conversations() -> None:
+    cache = Residency(100_000)
+    system = list(range(1, 200))
+    for turn in range(1, 20):
+        for conversation in range(1, 11):
+            begin = conversation * 10_000
+            keys = system + list(range(begin, begin + turn * 100))
+            cache.record(keys)
+            cache.record([*keys, begin + turn * 100], ended=True)
+    assert len(cache._order) <= 12
+
+
+def test_what_is_presumed_goes_first_its_tails_before_its_heads() -> None:
+    cache = Residency(8)
+    # 1 - 2 - 3 - 4, and 5 from 2 on; nothing leads to 77.
+    cache.presume([(1, None), (2, 1), (3, 2), (4, 3), (5, 2), (77, 76)])
+    assert (len(cache), cache.depth([1, 2, 3, 4]), cache.depth([1, 2, 5])) == (5, 4, 3)
+    cache.record([6, 7, 8, 9, 10])
+    assert (cache.depth([1, 2, 5]), cache.depth([1, 2, 3, 4])) == (2, 3)
+    cache.record([1, 2, 11])
+    assert (cache.depth([1, 2, 11]), cache.depth([1, 2, 3]), cache.depth([6, 7, 8, 9, 10])) == (3, 2, 5)
 
 
 def test_what_a_sibling_recorded_since_is_not_forgotten() -> None:
