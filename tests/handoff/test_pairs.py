@@ -116,7 +116,7 @@ async def test_events_of_both_sides_feed_the_index(fleet: Fleet) -> None:
     for fake, name in zip((prefill, decode), names(prefill, decode), strict=True):
         blocks = fake.replica.ranks[0].engine.pool.cached_keys
         await until(lambda name=name, blocks=blocks: router.index.blocks(name) == blocks > 20, "all of it is known")  # type: ignore[misc]
-        assert feeds.live(name)
+        await until(lambda name=name: feeds.live(name), "its hashes are proven")  # type: ignore[misc]
 
 
 async def test_the_measured_link_is_the_deciders(fleet: Fleet) -> None:
