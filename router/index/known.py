@@ -15,6 +15,7 @@ deeper than it is. A group of larger blocks names each by the hash of its last s
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from router.index.held import Held
@@ -193,9 +194,11 @@ class Known:
         if new:
             self._soon.add(new, present_until(now, until))
             turns.setdefault(keys[-1], OPEN)
-        for key in keys[:-1]:
-            if key in turns:
-                turns[key] = SHARED
+        # From the end back to where another prompt went on: that one has seen to all before it.
+        for key in filter(turns.__contains__, islice(reversed(keys), 1, None)):
+            if turns[key] == SHARED:
+                break
+            turns[key] = SHARED
         self._bound_turns()
         if self._presumed is not None:
             self._presumed.record(keys, partial=partial)
@@ -210,14 +213,17 @@ class Known:
         """A prompt's answer is whole. `keys` go on with the answer's blocks as far as they are known: only events tell
         whether they are there, but they say where a conversation's next turn may begin."""
         turns = self._turns
+        state = ENDED
+        for key in reversed(keys[prompt_blocks:]):
+            if turns.get(key, OPEN) != OPEN:
+                state = SHARED  # and so is what it goes on from
+            turns[key] = state
         if prompt_blocks and prompt_blocks <= len(keys):
             last = keys[prompt_blocks - 1]
             if last in turns:
-                turns[last] = ENDED if turns[last] == OPEN else SHARED
+                turns[last] = state if turns[last] == OPEN else SHARED
             if self._unconfirmed is None and self._in_groups(keys[:prompt_blocks]) < prompt_blocks:
                 self._unconfirmed = now
-        for key in keys[prompt_blocks:]:
-            turns[key] = ENDED if turns.get(key, OPEN) == OPEN else SHARED
         self._bound_turns()
         if self._presumed is not None:
             self._presumed.record(keys, ended=True, beyond=beyond, partial=partial)

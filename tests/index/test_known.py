@@ -156,6 +156,28 @@ def test_turns_end_and_are_gone_on_with() -> None:
     assert not cache.ends_a_turn(4)
 
 
+def test_what_shared_blocks_go_on_from_is_shared_too() -> None:
+    cache = known()
+    cache.place([1, 2, 3], now=0.0, until=0.0)
+    cache.place([1, 2], now=0.0, until=0.0)
+    cache.answered([1, 2, 3, 4, 5], prompt_blocks=3, now=0.0)
+    cache.answered([1, 2, 3, 4, 6], prompt_blocks=2, now=0.0)  # it answers in the other's words
+    assert [cache.ends_a_turn(key) for key in (1, 2, 3, 4, 5, 6)] == [False, False, False, False, True, True]
+
+
+def test_of_a_long_conversation_only_the_last_turn_waits() -> None:
+    cache = known()
+    keys: list[int] = []
+    for turn in range(6):
+        keys = [*keys, 10 * turn + 1, 10 * turn + 2]
+        cache.place(keys, now=0.0, until=0.0)
+        assert not any(cache.ends_a_turn(key) for key in keys)
+        prompt, keys = len(keys), [*keys, 10 * turn + 3, 10 * turn + 4]
+        gpu(cache, keys[prompt - 2 :], keys[prompt - 3] if turn else None)
+        cache.answered(keys, prompt_blocks=prompt, now=0.0)
+        assert [key for key in keys if cache.ends_a_turn(key)] == keys[prompt - 1 :]
+
+
 def test_prompts_that_were_answered_and_never_told_of() -> None:
     cache = known()
     cache.place([1, 2], now=5.0, until=5.0)
