@@ -175,8 +175,16 @@ async def test_a_prompt_that_one_worker_sent_is_followed_by_the_other(directory:
             )
             client.leave()
             await until(
-                lambda: len({tuple(each.index.blocks(one.name) for one in replicas) for each in routers}) == 1,
-                "both know the same",
+                lambda: (
+                    len({tuple(each.index.blocks(one.name) for one in replicas) for each in routers}) == 1
+                    and not any(
+                        load.in_flight
+                        for each in routers
+                        if each.neighbours
+                        for load in each.neighbours.elsewhere().values()
+                    )
+                ),
+                "both know the same, and that nothing is in flight",
             )
         (first, cold), (second, warm) = served
         assert first == second
