@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -198,8 +199,8 @@ class Residency:
         if run.state == _UNNAMED:
             self._unnamed -= len(gone) // _WIDTH
         else:
-            for key in array("Q", gone):
-                self._held.pop(key, None)
+            # Thousands of them for a long prompt, and so without a loop of Python's.
+            deque(map(self._held.pop, array("Q", gone), repeat(None)), maxlen=0)
         if not cut:
             self._order.pop(run.place, None)
 
