@@ -39,6 +39,8 @@ HAND_OVER_SECONDS = 0.005
 # Nobody tells the router how long an answer will be; it takes long ones to be this long (router.reading).
 KNOWN_ANSWER_TOKENS = 256
 BEAT_SECONDS = LEASE_SECONDS / 6
+# When nothing arrived and no engine got any further this long, none ever will.
+DEADLOCK_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,15 @@ class SplitSimulation:
     _events: list[tuple[float, int, Callable[[float], None]]] = field(init=False)
     _workload: Workload = field(init=False)
     _made: int = 0
+    _advanced_at: float = 0.0
 
     def run(self, workload: Workload) -> list[SplitRecord]:
-        """Play a workload to its end; the records are in order of arrival."""
+        """Play a workload to its end; the records are in order of arrival.
+
+        Two replicas that compute for one another can fill their pools with blocks that each keeps for a request which
+        waits for room at the other. Heartbeats keep these leases alive for ever, as they do between real engines: what
+        still waits then counts as long as it has waited.
+        """
         self._build()
         self._workload = workload
         for call in workload.first():
@@ -118,7 +126,15 @@ class SplitSimulation:
         while self._events:
             now, _, happens = heapq.heappop(self._events)
             happens(now)
+            if now - self._advanced_at > DEADLOCK_SECONDS:
+                self._give_up(now)
+                break
         return self.records
+
+    def _give_up(self, now: float) -> None:
+        for record in self.records:
+            record.ttft = record.ttft or now - record.call.at
+            record.took = record.took or now - record.call.at
 
     def _build(self) -> None:
         shape, link = self.shape, self.shape.link
@@ -194,6 +210,7 @@ class SplitSimulation:
 
     def _arrival(self, call: Call) -> Callable[[float], None]:
         def happens(now: float) -> None:
+            self._advanced_at = now
             size = self.shape.scheduler.block_size
             prompt = [Blocks(call.keys[: call.prompt_tokens // size], max(0, call.prompt_tokens - 1) // size)]
             split = self._dispatch.place_split(
@@ -242,6 +259,8 @@ class SplitSimulation:
         self._run(number, now)
 
     def _report(self, number: int, outcome: Outcome, now: float) -> None:
+        if outcome.advanced or outcome.finished:
+            self._advanced_at = now
         for request in outcome.advanced:
             if request.generated == 1:
                 flight: _Flight = request.payload  # type: ignore[assignment]
