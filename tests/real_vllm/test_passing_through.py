@@ -17,7 +17,7 @@ REQUESTS = {name: request for name, request in HTTP.items() if request[1] not in
 
 def head(answer: Answer) -> list[tuple[str, str]]:
     """Headers, but for those of a connection and those that the router adds."""
-    names = {"connection", "keep-alive", "transfer-encoding", "content-length", "date"}
+    names = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "x-request-id"}
     return sorted(
         (n.lower(), v) for n, v in answer.headers if n.lower() not in names and not n.startswith("x-warmroute-")
     )
