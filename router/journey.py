@@ -377,10 +377,10 @@ class Journey:
             decision = self._dispatch.weigh(
                 self._clock(), replicas, lambda replica: self._reading.chains(prompt, replica), prompt.tokens, outside
             )
-            if computing and any(replica.decodes for replica in replicas):
+            if both := _both(replicas, computing):
                 split = self._dispatch.weigh_split(
                     self._clock(),
-                    [*replicas, *(each for each in computing if each not in replicas)],
+                    both,
                     lambda replica: self._reading.chains(prompt, replica),
                     prompt.tokens,
                     decider=self._decider,
@@ -462,10 +462,10 @@ class Journey:
     ) -> Leg:
         """Decide and book. `computing`: replicas that may compute the prompt for one of `replicas`."""
         split = None
-        if computing and any(replica.decodes for replica in replicas):
+        if both := _both(replicas, computing):
             split = self._dispatch.place_split(
                 self._clock(),
-                [*replicas, *(each for each in computing if each not in replicas)],
+                both,
                 lambda replica: self._reading.chains(prompt, replica),
                 prompt.tokens,
                 decider=self._decider,
@@ -508,6 +508,13 @@ class Journey:
         counters.predicted_tokens.inc(hit)
         self._feedback.placed(name, hit)
         return leg
+
+
+def _both(replicas: list[Replica], computing: list[Replica]) -> list[Replica]:
+    """Among whom a request may be split; empty where it cannot be."""
+    if not computing or not any(replica.decodes for replica in replicas):
+        return []
+    return [*replicas, *(each for each in computing if each not in replicas)]
 
 
 def _computing(hand_over: HandOver | None) -> list[Replica]:
