@@ -289,6 +289,21 @@ class HandOff(Section, frozen=True):
         int,
         Meta(ge=0, description="`cost` splits no prompt with fewer uncached tokens: what that could gain is not much."),
     ] = 256
+    split_min_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="`cost` splits no prompt with fewer uncached tokens than so many times its answer's: as many as "
+            "the request allows, up to 256. 0: whatever costs less.",
+        ),
+    ] = 0.0
+    split_slow_links: Annotated[
+        bool,
+        Meta(
+            description="`cost` takes a link that is no RDMA for as good as any: a split over it needs to save no more "
+            "than over others."
+        ),
+    ] = False
     kv_link: Annotated[
         str,
         Meta(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from router.access import AccessLog, line
 from router.choose.explanation import Explanation
-from router.choose.split import decider
+from router.choose.split import Cost, decider
 from router.divided import Divided, FellBackError, divisible
 from router.evidence import Evidence
 from router.fleet.replica import State
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from router.choose.dispatch import Dispatch
+    from router.choose.split import SplitDecider
     from router.config import HandOff as HandOffSettings
     from router.divided import HandOver
     from router.fleet.discovery import Fleet
@@ -106,6 +107,17 @@ class Course:
     """Its answer has begun, and shall go on."""
 
 
+def split_decider(handoff: HandOffSettings) -> SplitDecider:
+    """The rule by which settings have prompts split; only `cost` has guards to be set."""
+    if handoff.split != "cost":
+        return decider(handoff.split)
+    return Cost(
+        least_uncached=handoff.split_min_tokens,
+        least_ratio=handoff.split_min_ratio,
+        force=handoff.split_slow_links,
+    )
+
+
 class Journey:
     """Serves requests. One for all of them; what belongs to one request is in `Prompt` and `Leg`."""
 
@@ -142,8 +154,7 @@ class Journey:
             links=links,
         )
         self._links = links
-        guards = {"least_uncached": handoff.split_min_tokens} if handoff.split == "cost" else {}
-        self._decider = decider(handoff.split, **guards)
+        self._decider = split_decider(handoff)
         self.divided = Divided(
             fleet=fleet,
             pools=pools,

@@ -11,6 +11,9 @@ import pytest
 
 from fake_backend.server import Server
 from router.app import Router
+from router.choose.split import Always, Cost
+from router.config import HandOff
+from router.journey import split_decider
 from tests.end_to_end.conftest import Fleet
 from tests.handoff.pairs import PROMPT, chat, completion, consumer, nothing_pinned, producer, text, transfers
 from tests.wire.scripted import until
@@ -161,6 +164,13 @@ async def test_by_cost_nothing_is_split_over_a_slow_link_and_explain_says_why(fl
     assert document["choice"] == names(decode)[0]
     assert "computes and" in document["words"]
     assert "does all of it" in document["words"]
+
+
+def test_the_guards_of_a_split_are_settings() -> None:
+    guards = {"split_min_tokens": 300, "split_min_ratio": 1.5, "split_slow_links": True}
+    told = HandOff(split="cost", **guards)
+    assert split_decider(told) == Cost(least_uncached=300, least_ratio=1.5, force=True)
+    assert split_decider(HandOff(split="always", split_min_tokens=300)) == Always()
 
 
 async def test_explain_says_who_would_compute_and_who_would_answer(fleet: Fleet) -> None:
