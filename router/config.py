@@ -293,8 +293,8 @@ class HandOff(Section, frozen=True):
         float,
         Meta(
             ge=0,
-            description="`cost` splits no prompt with fewer uncached tokens than so many times its answer's: as many as "
-            "the request allows, up to 256. 0: whatever costs less.",
+            description="`cost` splits no prompt with fewer uncached tokens than so many times its answer's, which are "
+            "as many as the request allows, up to 256. 0: whatever costs less.",
         ),
     ] = 0.0
     split_slow_links: Annotated[
