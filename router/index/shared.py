@@ -73,6 +73,9 @@ def script(name: str) -> bytes:
     return b"".join(map(_text, SCRIPTS[name]))
 
 
+LAYOUT = 2
+"""Of what is in the store. Routers of another layout do not meet there."""
+
 # A timer may fire before the answer that has long arrived is read, where this process itself was held up.
 GRACE_MS = 1.0
 # Nobody waits for what is told, so it may take longer; a store that is stuck is noticed by it all the same.
@@ -139,7 +142,7 @@ class Shared:
         self._members = members
         self._loads = loads
         self._heard = heard
-        self._namespace = b"{%s}" % options.namespace.encode()
+        self._namespace = b"{%s}:%d" % (options.namespace.encode(), LAYOUT)
         self._ttl = b"%d" % options.ttl_seconds
         self._lease = b"%d" % (options.lease_seconds * 1000)
         self._patience = max(0.0, options.timeout_ms - GRACE_MS) / 1000

@@ -1,6 +1,6 @@
 -- Who holds how much of these chains, and what the other routers have given to the replicas. Reads only.
 --
--- KEYS[1]  "{namespace}": one hash tag, so that all keys lie in one slot of a cluster
+-- KEYS[1]  "{namespace}:LAYOUT": one hash tag, so that all keys lie in one slot of a cluster
 -- ARGV[1]  the store's id, 16 bytes; ARGV[2] the asking router's id
 -- ARGV     then for each chain: its replicas' numbers (2 bytes each), its block keys (8 bytes each)
 -- Returns  1: for each chain and replica, 4 bytes eight times the depth, + 1 where a turn ended just there, + 2 where the
@@ -13,68 +13,70 @@
 -- A page holds up to 16 consecutive blocks of a chain, from a multiple of 16 on, and is named by the first of them.
 -- What is held is closed under prefixes, so pages are bisected, for all replicas together, and only the page in which
 -- a replica's chain ends is looked at block by block.
-local ns, spread = KEYS[1], unpack
-local sub, find, byte, unpack, pack = string.sub, string.find, string.byte, struct.unpack, struct.pack
-local PAGE, RECORD = 128, 9
-local prefix, get = ns .. ':p:', redis.call
+local ns, spread, call = KEYS[1], unpack, redis.call
+local sub, find, byte, floor_ = string.sub, string.find, string.byte, math.floor
+local unpack, pack, rep = struct.unpack, struct.pack, string.rep
+local PAGE, RECORD, MARKS = 128, 11, 16
+-- So many records, marks or answers are read or written at once.
+local SOME = 64
+-- A few replicas are searched for one by one, many together by reading all of a page.
+local FEW = 10
+local prefix = ns .. ':p:'
 
-local marks = redis.call('GET', ns .. ':f')
+local marks = call('GET', ns .. ':f')
 if not marks or sub(marks, 1, 16) ~= ARGV[1] then
   return redis.error_reply('NOSTORE the index is another one')
 end
 
--- Stamps below a replica's floor are dead: evicted since, or of an earlier incarnation. `tolds`: until when its contents
--- are told, in ms since 2025, twice, plus one where they are whole.
-local MARKS = 16
-local floors, epochs, tolds = {}, {}, {}
-local function floor_of(slot)
-  local floor = floors[slot]
-  if not floor then
+-- Three numbers of each replica. Its floor: stamps below it are dead, evicted since, or of an earlier incarnation. Its
+-- epoch. Until when its contents are told, in ms since 2025, twice, plus one where they are whole.
+-- The first of them are read all at once: that is all of them, in most fleets.
+local slots = math.min(floor_((#marks - 16) / MARKS), SOME)
+local known = { unpack('>' .. rep('I6I4I6', slots), marks, 17) }
+local function know(slot)
+  local at = slot * 3
+  if not known[at + 3] then
     if #marks >= 32 + slot * MARKS then
-      floor, epochs[slot], tolds[slot] = unpack('>I6I4I6', marks, 17 + slot * MARKS)
+      known[at + 1], known[at + 2], known[at + 3] = unpack('>I6I4I6', marks, 17 + slot * MARKS)
     else
-      floor, epochs[slot], tolds[slot] = 0, 0, 0
+      known[at + 1], known[at + 2], known[at + 3] = 0, 0, 0
     end
-    floors[slot] = floor
   end
-  return floor
-end
--- The first of them all at once: that is all of them, in most fleets.
-local slots = math.min(math.floor((#marks - 16) / MARKS), 64)
-local t = { unpack('>' .. string.rep('I6I4I6', slots), marks, 17) }
-for slot = 0, slots - 1 do
-  floors[slot], epochs[slot], tolds[slot] = t[slot * 3 + 1], t[slot * 3 + 2], t[slot * 3 + 3]
 end
 local now_ms
-local function is_told(slot)
-  local till = tolds[slot] or 0
-  if till == 0 then
-    return false
-  end
+local function is_told(till)
   if not now_ms then
-    local time = redis.call('TIME')
-    now_ms = (tonumber(time[1]) - 1735689600) * 1000 + math.floor(tonumber(time[2]) / 1000)
+    local time = call('TIME')
+    now_ms = (tonumber(time[1]) - 1735689600) * 1000 + floor_(tonumber(time[2]) / 1000)
   end
   return till / 2 > now_ms
 end
 
-local formats, holders = {}, {}
-for some = 1, 16 do
-  formats[some], holders[some] = string.rep('<I2>BBI5', some), string.rep('<I2>xxI5', some)
-end
--- A few replicas are searched for in a page's text, many are found by reading all of it.
-local FEW = 10
-
-local found, said, more
-local pages, chain
+-- `found`: of each replica, eight times the depth, + 1 where a turn ended there, + 4 where there may be more.
+local chain, found
+-- Pages as they are read, and the first that is known not to be there.
+local pages, top
 
 local function page(number)
   local text = pages[number]
   if text == nil then
-    text = redis.call('GET', prefix .. sub(chain, number * PAGE + 1, number * PAGE + 8))
+    text = call('GET', prefix .. sub(chain, number * PAGE + 1, number * PAGE + 8))
     pages[number] = text
+    if not text and number < top then
+      top = number
+    end
   end
   return text
+end
+
+local formats = {}
+local function format_of(some)
+  local format = formats[some]
+  if not format then
+    format = rep('<I2>BBI5I2', some)
+    formats[some] = format
+  end
+  return format
 end
 
 local tags = {}
@@ -87,225 +89,231 @@ local function tag_of(slot)
   return tag
 end
 
--- Where the next record of a replica is among those from `at` to before `stop`, looking from `from` on.
+-- The next record of a replica that counts, among those from `at` to before `stop`, looking from `from` on: its place,
+-- how many blocks it holds, from which on they are its own, and the page in which that chain ended.
 local function next_record(text, slot, at, stop, from)
-  local tag = tag_of(slot)
+  local tag, floor = tag_of(slot), known[slot * 3 + 1]
   local place = find(text, tag, from, true)
   while place and place < stop do
     if (place - at) % RECORD == 0 then
-      return place
+      local len, own, stamp, last = unpack('>BBI5I2', text, place + 2)
+      if stamp >= floor then
+        return place, len, own, last
+      end
     end
     place = find(text, tag, place + 1, true)
   end
   return nil
 end
 
-local function holds(text, slot)
-  local at, size, floor = 1, #text, floor_of(slot)
+-- How many of its keys, `keys` from `at` on, a path has in common with a page of the chain. They name what comes before,
+-- so that the last one in common is found by bisection.
+local function common_keys(text, at, keys, number)
+  local from, have = number * PAGE, #chain / 8 - number * 16
+  local low, high = 0, keys < have and keys or have
+  if sub(text, at, at + high * 8 - 1) == sub(chain, from + 1, from + high * 8) then
+    return high
+  end
+  while high - low > 1 do
+    local middle = floor_((low + high) / 2)
+    if sub(text, at + middle * 8 - 8, at + middle * 8 - 1) == sub(chain, from + middle * 8 - 7, from + middle * 8) then
+      low = middle
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
+-- What a record says of a replica of which others in its page said `before`, in which of its keys the chain has
+-- `common`. The longest counts; where two are that, no turn ended there if it did not in one of them.
+local function longer(number, before, len, own, common)
+  local more = before % 8 >= 4 and 4 or 0
+  if own > 127 then
+    own, more = own - 128, 4
+  end
+  local depth, best, said = len < common and len or common, floor_(before / 8) - number * 16, before % 2
+  if depth > best then
+    best, said = depth, own < depth and 1 or 0
+  elseif depth == best and own >= depth then
+    said = 0 -- another request went on from here
+  end
+  return (number * 16 + best) * 8 + more + said
+end
+
+-- How far the `n` replicas of `set` go within the last page that they hold.
+local function finish(number, text, set, n)
+  for slot in pairs(set) do
+    found[slot] = number * PAGE
+  end
+  local at, size = 1, #text
   while at < size do
     local keys, records
     keys, records, at = unpack('>BI2', text, at)
+    local common = common_keys(text, at, keys, number)
     at = at + keys * 8
     local stop = at + records * RECORD
-    local place = next_record(text, slot, at, stop, at)
-    while place do
-      if unpack('>I5', text, place + 4) >= floor then
-        return true
+    if n > FEW then
+      while at < stop do
+        local some = math.min((stop - at) / RECORD, SOME)
+        local t = { unpack(format_of(some), text, at) }
+        for i = 1, some * 5, 5 do
+          local slot = t[i]
+          if set[slot] and t[i + 3] >= known[slot * 3 + 1] then
+            found[slot] = longer(number, found[slot], t[i + 1], t[i + 2], common)
+          end
+        end
+        at = at + some * RECORD
       end
-      place = next_record(text, slot, at, stop, place + 1)
+    else
+      for slot in pairs(set) do
+        local place, len, own = next_record(text, slot, at, stop, at)
+        while place do
+          found[slot] = longer(number, found[slot], len, own, common)
+          place, len, own = next_record(text, slot, at, stop, place + 1)
+        end
+      end
     end
     at = stop
   end
-  return false
 end
 
 -- Where the records of a page begin that has one path, as most have; nil for others.
 local function records_at(text)
   local keys, high, low = byte(text, 1, 3)
   local at = keys * 8 + 4
-  return #text == at - 1 + RECORD * (high * 256 + low) and at or nil
+  return #text == at - 1 + RECORD * (high * 256 + low) and at or nil, keys
 end
 
--- A replica's chain ends in a page of one path, where it has one record: how far it goes. Whether that is so.
-local function ends_here(number, text, at, place, slot)
-  local len, own = byte(text, place + 2, place + 3)
-  if find(text, tag_of(slot), place + RECORD, true)
-    or sub(text, 4, len * 8 + 3) ~= sub(chain, number * PAGE + 1, number * PAGE + len * 8) then
-    return false
-  end
+-- What the one record that a replica has in a page of one path says, of a part of its blocks.
+local function settle(slot, number, len, own)
   if own > 127 then
-    own, more[slot] = own - 128, true
+    found[slot] = number * PAGE + len * 8 + 4
+  else
+    found[slot] = number * PAGE + len * 8 + (own < len and 1 or 0)
   end
-  found[slot], said[slot] = number * 16 + len, own < len
-  return true
 end
 
--- Takes those that hold the page's first block out of `set` (of `n` replicas); returns them, how many they are, and for
--- how many others it is settled that they end here. Costs as much as the fewer of the two: the page's records, or the
--- replicas that are looked for.
-local function split(number, set, n)
-  local text = page(number)
-  local yes, count, ended = {}, 0, 0
-  if not text then
-    return yes, count, ended
+-- Whether a replica holds a page, as the page in which a chain ended that it was told to hold with this one; nil if not.
+-- And whether that settles how far it goes: so it is in a page of one path, of which it holds a part and has no other
+-- record.
+local function holds(number, text, slot)
+  local size, at, keys = #text + 1, records_at(text)
+  if at then
+    local place, len, own, last = next_record(text, slot, at, size, at)
+    if place and len < 16 and not find(text, tag_of(slot), place + RECORD, true)
+      and len <= common_keys(text, 4, keys, number) then
+      settle(slot, number, len, own)
+      return last, true
+    end
+    return last
   end
-  if n <= FEW then
-    local at = records_at(text)
-    for slot in pairs(set) do
-      local place, there = at and find(text, tag_of(slot), at, true), nil
-      if place and (place - at) % RECORD == 0 and unpack('>I5', text, place + 4) >= floors[slot] then
-        there = true
-      elseif place or not at then
-        there = holds(text, slot) and 1
-      end
-      if there == true and byte(text, place + 2) < 16 and ends_here(number, text, at, place, slot) then
-        set[slot], ended = nil, ended + 1
-      elseif there then
-        set[slot], yes[slot], count = nil, true, count + 1
+  at = 1
+  while at < size do
+    local records
+    keys, records, at = unpack('>BI2', text, at)
+    at = at + keys * 8
+    local stop = at + records * RECORD
+    local place, _, _, last = next_record(text, slot, at, stop, at)
+    if place then
+      return last
+    end
+    at = stop
+  end
+  return nil
+end
+
+-- Looks for the end of one replica that holds page `low` and does not hold page `high`. `last`: a page in which it may be.
+local function search_one(slot, low, high, last)
+  high = top < high and top or high
+  while high - low > 1 do
+    local middle = last > low and last < high and last or floor_((low + high) / 2)
+    local text = page(middle)
+    local there, settled
+    if text then
+      there, settled = holds(middle, text, slot)
+      if settled then
+        return
       end
     end
-    return yes, count, ended
+    if there then
+      low, last = middle, there == middle and middle + 1 or there
+    else
+      high = middle
+    end
   end
+  if low >= 0 then
+    finish(low, page(low), { [slot] = last }, 1)
+  end
+end
+
+-- Takes those of `set` that hold a page out of it. Returns those of which more is to be found out, how many they are,
+-- and how many are settled.
+local function split(number, text, set)
+  local yes, count, settled = {}, 0, 0
+  local first = number * PAGE
+  local alone, keys = records_at(text)
+  local common = alone and common_keys(text, 4, keys, number)
   local at, size = 1, #text
   while at < size do
-    local keys, records
+    local records
     keys, records, at = unpack('>BI2', text, at)
     at = at + keys * 8
     while records > 0 do
-      local some = records < 16 and records or 16
-      local t = { unpack(holders[some], text, at) }
-      for i = 1, some * 2, 2 do
+      local some = records < SOME and records or SOME
+      local t = { unpack(format_of(some), text, at) }
+      for i = 1, some * 5, 5 do
         local slot = t[i]
-        if set[slot] and t[i + 1] >= floors[slot] then
-          set[slot], yes[slot], count = nil, true, count + 1
+        if set[slot] then
+          if t[i + 3] >= known[slot * 3 + 1] then
+            local len = t[i + 1]
+            set[slot] = nil
+            if alone and len < 16 and len <= common then
+              settled = settled + 1
+              settle(slot, number, len, t[i + 2])
+            else
+              yes[slot], count = t[i + 4], count + 1
+            end
+          end
+        elseif settled > 0 then
+          local so_far = found[slot]
+          if so_far and so_far > first and so_far < first + PAGE and t[i + 3] >= known[slot * 3 + 1] then
+            -- A second record of one that seemed settled.
+            found[slot], yes[slot], count, settled = nil, t[i + 4], count + 1, settled - 1
+          end
         end
       end
       at, records = at + some * RECORD, records - some
     end
   end
-  return yes, count, ended
+  return yes, count, settled
 end
 
--- How far the `n` replicas of `set` go within a page of which all hold the first block.
-local function finish(number, set, n)
-  local text = page(number)
-  local here = sub(chain, number * PAGE + 1, (number + 1) * PAGE)
-  local best, ended = {}, {}
-
-  local function look(slot, len, own, stamp, common)
-    if stamp >= floor_of(slot) then
-      if own > 127 then
-        own, more[slot] = own - 128, true
-      end
-      local depth = len < common and len or common
-      local before = best[slot] or 0
-      if depth > before then
-        best[slot], ended[slot] = depth, own < depth
-      elseif depth == before and own >= depth then
-        ended[slot] = false -- another request went on from here
-      end
-    end
-  end
-
-  local at, size = 1, #text
-  while at < size do
-    local keys, records
-    keys, records, at = unpack('>BI2', text, at)
-    local common, most = 0, keys * 8 < #here and keys * 8 or #here
-    if sub(here, 1, most) == sub(text, at, at + most - 1) then
-      common = most / 8
-    else
-      while sub(here, common * 8 + 1, common * 8 + 8) == sub(text, at + common * 8, at + common * 8 + 7) do
-        common = common + 1
-      end
-    end
-    at = at + keys * 8
-    local stop = at + records * RECORD
-    if n > FEW then
-      while records > 0 do
-        local some = records < 16 and records or 16
-        local t = { unpack(formats[some], text, at) }
-        for i = 1, some * 4, 4 do
-          if set[t[i]] then
-            look(t[i], t[i + 1], t[i + 2], t[i + 3], common)
-          end
-        end
-        at, records = at + some * RECORD, records - some
-      end
-    else
-      for slot in pairs(set) do
-        local place = next_record(text, slot, at, stop, at)
-        while place do
-          local len, own, stamp = unpack('>BBI5', text, place + 2)
-          look(slot, len, own, stamp, common)
-          place = next_record(text, slot, at, stop, place + 1)
-        end
-      end
-    end
-    at = stop
-  end
-  for slot in pairs(set) do
-    found[slot], said[slot] = number * 16 + (best[slot] or 0), ended[slot]
-  end
-end
-
--- The same for one replica, with less ado.
-local function search_one(low, high, slot)
-  local tag, floor, last = tag_of(slot), floors[slot], pages[low]
-  while high - low > 1 do
-    local middle = (low + high - (low + high) % 2) / 2
-    local text = pages[middle]
-    if text == nil then
-      text = get('GET', prefix .. sub(chain, middle * PAGE + 1, middle * PAGE + 8))
-    end
-    local there = false
-    if text then
-      local at = records_at(text)
-      local place = at and find(text, tag, at, true)
-      if place and (place - at) % RECORD == 0 and unpack('>I5', text, place + 4) >= floor then
-        if byte(text, place + 2) < 16 and ends_here(middle, text, at, place, slot) then
-          return
-        end
-        there = true
-      elseif place or not at then
-        there = holds(text, slot)
-      end
-    end
-    if there then
-      low, last = middle, text
-    else
-      high = middle
-    end
-  end
-  local at = records_at(last)
-  local place = at and find(last, tag, at, true)
-  if place and (place - at) % RECORD == 0 and unpack('>I5', last, place + 4) >= floor
-    and ends_here(low, last, at, place, slot) then
-    return
-  end
-  pages[low] = last
-  finish(low, { [slot] = true }, 1)
-end
-
--- All `n` of `set` hold page `low`, none holds page `high`.
+-- Pages are bisected for many replicas together. All `n` of `set` hold page `low`, none holds page `high`.
 local function search(low, high, set, n)
-  while n > 0 do
-    if n == 1 then
-      return search_one(low, high, (next(set)))
+  while n > FEW and high - low > 1 do
+    local middle = floor_((low + high) / 2)
+    local text, yes, count, settled = page(middle), nil, 0, 0
+    if text then
+      yes, count, settled = split(middle, text, set)
+      n = n - count - settled
     end
-    if high - low == 1 then
-      return finish(low, set, n)
-    end
-    local middle = math.floor((low + high) / 2)
-    local yes, count, ended = split(middle, set, n)
-    n = n - ended
-    if count == 0 then
+    if n > 0 then
+      if count > 0 then
+        search(middle, high, yes, count)
+      end
       high = middle
     else
-      if count < n then
-        search(low, middle, set, n - count)
-      end
       low, set, n = middle, yes, count
+    end
+  end
+  if n > FEW then
+    if low >= 0 then
+      finish(low, page(low), set, n)
+    end
+  else
+    for slot, last in pairs(set) do
+      search_one(slot, low, high, last)
     end
   end
 end
@@ -319,15 +327,15 @@ local function soon_page(number)
   if runs ~= nil then
     return runs
   end
-  local text = redis.call('GET', ns .. ':s:' .. sub(chain, number * PAGE + 1, number * PAGE + 8))
+  local text = call('GET', ns .. ':s:' .. sub(chain, number * PAGE + 1, number * PAGE + 8))
   runs = text and {} or false
   local at, here = 1, text and sub(chain, number * PAGE + 1, number * PAGE + PAGE)
   while text and at < #text do
     local keys = byte(text, at)
     local tail = at + 1 + keys * 8
     local slot, epoch, run, till = unpack('>I2BI2I5', text, tail)
-    floor_of(slot)
-    if epoch == epochs[slot] % 256 and till > now_ms then
+    know(slot)
+    if epoch == known[slot * 3 + 2] % 256 and till > now_ms then
       local common = 0
       if sub(text, at + 1, tail - 1) == sub(here, 1, keys * 8) then
         common = keys
@@ -362,7 +370,7 @@ local function soon_within(slot, number, from)
 end
 
 local function soon_depth(slot, depth)
-  local from = math.floor(depth / 16)
+  local from = floor_(depth / 16)
   if from * PAGE >= #chain or not soon_page(from) then
     return nil
   end
@@ -372,7 +380,7 @@ local function soon_depth(slot, depth)
   end
   local low, high = from, math.ceil(#chain / PAGE)
   while high - low > 1 do
-    local middle = math.floor((low + high) / 2)
+    local middle = floor_((low + high) / 2)
     local deep, run = soon_within(slot, middle, from)
     if deep > 0 then
       low, best, first = middle, deep, run
@@ -388,7 +396,7 @@ local turns
 local function ended_at(slot, depth)
   local text = turns[depth]
   if text == nil then
-    text = redis.call('GET', ns .. ':e:' .. sub(chain, depth * 8 - 7, depth * 8)) or ''
+    text = call('GET', ns .. ':e:' .. sub(chain, depth * 8 - 7, depth * 8)) or ''
     turns[depth] = text
   end
   for at = 1, #text, 2 do
@@ -401,49 +409,61 @@ end
 
 local out, soon, asked = {}, {}, 0
 for a = 3, #ARGV, 2 do
-  chain, pages, found, said, more, soon_pages, turns = ARGV[a + 1], {}, {}, {}, {}, {}, {}
+  chain, found, soon_pages, turns = ARGV[a + 1], {}, {}, {}
   local wanted, set, numbers = {}, {}, ARGV[a]
-  for i = 1, #numbers, 2 do
-    local high, low = byte(numbers, i, i + 1)
-    local slot = high * 256 + low
-    wanted[#wanted + 1], set[slot] = slot, true
-    floor_of(slot)
+  local n = #numbers / 2
+  for from = 0, n - 1, SOME do
+    local some = math.min(n - from, SOME)
+    local t = { unpack('>' .. rep('I2', some), numbers, from * 2 + 1) }
+    for i = 1, some do
+      local slot = t[i]
+      wanted[from + i], set[slot] = slot, 0 -- the first page is where to look first
+      if not known[slot * 3 + 3] then
+        know(slot)
+      end
+    end
   end
-  if #chain > 0 then
-    local yes, count = split(0, set, #wanted)
-    search(0, math.ceil(#chain / PAGE), yes, count)
+  pages, top = {}, math.ceil(#chain / PAGE)
+  local text = #chain > 0 and page(0)
+  if text and n > FEW and #text < n * RECORD then
+    local yes, count = split(0, text, set)
+    search(0, top, yes, count)
+  elseif text then
+    search(-1, top, set, n) -- where many are there all may be; bisecting shows it
   end
-  for from = 1, #wanted, 64 do
-    local flat = {}
-    for i = from, math.min(from + 63, #wanted) do
-      local slot = wanted[i]
-      floor_of(slot)
-      local depth, flags = found[slot] or 0, said[slot] and 1 or 0
-      if is_told(slot) then
-        flags = (tolds[slot] % 2) * 2 + (more[slot] and 4 or 0)
+  for from = 0, n - 1, SOME do
+    local flat, some = {}, math.min(n - from, SOME)
+    for i = 1, some do
+      local slot = wanted[from + i]
+      local answer, at = found[slot] or 0, slot * 3
+      local till = known[at + 3]
+      if till > 0 and is_told(till) then
+        local depth = floor_(answer / 8)
+        answer = answer - answer % 2 + (till % 2) * 2
         if #chain > 0 then
           local to, first = soon_depth(slot, depth)
           if to and to > depth then
-            soon[#soon + 1] = pack('>I2I4I4', asked, first, to)
+            soon[#soon + 1] = pack('>I2I4I4', asked + from + i - 1, first, to)
           end
         end
         if depth > 0 and ended_at(slot, depth) then
-          flags = flags + 1
+          answer = answer + 1
         end
+      elseif answer % 8 >= 4 then
+        answer = answer - 4
       end
-      flat[#flat + 1] = depth * 8 + flags
-      flat[#flat + 1] = epochs[slot]
-      asked = asked + 1
+      flat[i * 2 - 1], flat[i * 2] = answer, known[at + 2]
     end
-    out[#out + 1] = pack('>' .. string.rep('I4', #flat), spread(flat))
+    out[#out + 1] = pack('>' .. rep('I4', some * 2), spread(flat))
   end
+  asked = asked + n
 end
 
 local reply = { table.concat(out), table.concat(soon) }
-local routers = redis.call('SMEMBERS', ns .. ':routers')
+local routers = call('SMEMBERS', ns .. ':routers')
 for i = 1, #routers do
   if routers[i] ~= ARGV[2] then
-    local load = redis.call('GET', ns .. ':load:' .. routers[i])
+    local load = call('GET', ns .. ':load:' .. routers[i])
     if load then
       reply[#reply + 1] = load
     end

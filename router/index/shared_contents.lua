@@ -99,7 +99,7 @@ local function tell(body, flags)
     if #keys > #path.keys then
       path.keys = keys
     end
-    path.records = path.records .. pack(ONE, slot, n, n + (has(flags, MORE) and 128 or 0), stamp)
+    path.records = path.records .. pack(ONE, slot, n, n + (has(flags, MORE) and 128 or 0), stamp, 0)
     paths[#paths + 1] = path
     work = work + 2
   end

@@ -1,6 +1,6 @@
 -- A router tells which replicas it serves, and which incarnation of each it sees.
 --
--- KEYS[1]  "{namespace}"
+-- KEYS[1]  "{namespace}:LAYOUT"
 -- ARGV[1]  16 random bytes: the store's id, should there be none yet
 -- ARGV     then five for each replica: name; start ("" where it is not known); the time of its process's first KV events
 --          ("" where these are not known; by the same clock as start); pool in blocks (0: not known); "1" where

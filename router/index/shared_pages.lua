@@ -1,11 +1,11 @@
 -- What scripts that write pages have in common; put before each of them.
 --
--- KEYS[1]  "{namespace}"
+-- KEYS[1]  "{namespace}:LAYOUT"
 -- ARGV[1]  the store's id; ARGV[2] seconds that what is written lives at the most
 local ns, spread = KEYS[1], unpack
 local sub, find, byte, char = string.sub, string.find, string.byte, string.char
 local unpack, pack, floor_ = struct.unpack, struct.pack, math.floor
-local PAGE, ONE, SIZE = 128, '<I2>BBI5', 9
+local PAGE, ONE, SIZE = 128, '<I2>BBI5I2', 11
 -- A replica's marks: its floor (6), its epoch (4), until when its contents are told by a writer (6: ms, twice; plus one
 -- where they are whole).
 local MARKS = 16
@@ -54,8 +54,9 @@ local function common_keys(one, other)
 end
 
 -- A page is a list of paths, least recently written first; a path is 1 to 16 keys and its records (2 bytes replica,
--- 1 how many leading keys it holds, 1 from which of them on they are its own answer's, 5 stamp). Records stay packed:
--- a page of a popular prompt has one for each replica, and a write concerns one.
+-- 1 how many leading keys it holds, 1 from which of them on they are its own answer's, 5 stamp, 2 the number of the page
+-- in which the chain ended that was written last, 0 where that is not known). Records stay packed: a page of a popular
+-- prompt has one for each replica, and a write concerns one.
 local function read(text, prune)
   local paths, at, size = {}, 1, text and #text or 0
   while at < size do

@@ -1,6 +1,6 @@
 -- A router's own load, under a lease; the other routers' in return.
 --
--- KEYS[1]  "{namespace}"
+-- KEYS[1]  "{namespace}:LAYOUT"
 -- ARGV[1]  the store's id; ARGV[2] the router's id; ARGV[3] the lease in ms, 0 to leave; ARGV[4] its load
 -- ARGV[5]  replicas (2 bytes each) whose contents it would tell, for one lease; a replica has one writer
 -- ARGV[6]  replicas that it can no longer tell of

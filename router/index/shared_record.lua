@@ -96,7 +96,7 @@ local function trim(paths, tag, floor, state)
   end
 end
 
-local function put(name, slot, state, kind, keys, start, prompt_end, last, stamp, prune)
+local function put(name, slot, state, kind, keys, start, total, prompt_end, stamp, prune)
   local paths, touched = read(redis.call('GET', name), prune), {}
   local tag, floor = pack('<I2', slot), floor_of(slot)
   local into, longest, opened = overlay(paths, tag, floor, keys, touched)
@@ -110,7 +110,7 @@ local function put(name, slot, state, kind, keys, start, prompt_end, last, stamp
   -- From `own` on, these blocks are one request's answer, from which nothing went on yet.
   local own = n
   if kind == HELD then
-    if last and longest == n and opened < n then
+    if start + n == total and longest == n and opened < n then
       own = n - 1
     end
   else
@@ -134,7 +134,7 @@ local function put(name, slot, state, kind, keys, start, prompt_end, last, stamp
   else
     path = { keys = keys, records = '' }
   end
-  path.records = path.records .. pack(ONE, slot, n, own, stamp)
+  path.records = path.records .. pack(ONE, slot, n, own, stamp, math.min(floor_((total - 1) / 16), 65535))
   paths[#paths + 1] = path
   if #paths > 1 then
     trim(paths, tag, floor, state)
@@ -165,7 +165,7 @@ local function cut(name, slot, state, keys, keep)
         end
       end
       if beyond and len > keep then
-        local rest = keep > 0 and pack(ONE, slot, keep, math.min(own, keep), stamp) or ''
+        local rest = keep > 0 and pack(ONE, slot, keep, math.min(own, keep), stamp, 0) or ''
         without(path, place)
         path.records = sub(path.records, 1, place - 1) .. rest .. sub(path.records, place)
         from = place + #rest
@@ -305,10 +305,9 @@ for a = 3, #ARGV, 2 do
         local keep = prompt_end - first
         cut(name, slot, state, keys, keep > 0 and keep or 0)
       else
-        local last = first + #keys / 8 == total
         -- Dead records of other replicas are cleared away now and then.
         local prune = (first / 16 + epoch + base) % 16 == 0
-        put(name, slot, state, kind, keys, first, prompt_end, last, floor_((base - first) / state.bin), prune)
+        put(name, slot, state, kind, keys, first, total, prompt_end, floor_((base - first) / state.bin), prune)
       end
     end
   end

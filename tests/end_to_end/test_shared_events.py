@@ -11,6 +11,7 @@ import pytest
 
 from fake_backend.server import Server as Fake
 from router.app import Router
+from router.index.shared import LAYOUT
 from tests.end_to_end.conftest import Fleet
 from tests.end_to_end.test_kv_events import SMALL, Client, caught_up, feed, prompts, publishing, restarted
 from tests.end_to_end.test_shared import Child
@@ -49,7 +50,7 @@ async def exactly_told(store: Server, fakes: list[Fake]) -> None:
     link = await store.link()
     async with asyncio.timeout(BOUND):
         while True:
-            marks = await link.call(b"GET", b"{warmroute}:f") or b""
+            marks = await link.call(b"GET", b"{warmroute}:%d:f" % LAYOUT) or b""
             values = [int.from_bytes(marks[at + 10 : at + 16], "big") for at in range(16, len(marks) - 15, 16)]
             if sum(value & 1 for value in values) >= len(fakes):
                 break

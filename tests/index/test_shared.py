@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from router.index.shared import Busy, Member, Options, Shared
+from router.index.shared import LAYOUT, Busy, Member, Options, Shared
 from router.index.shared_codec import Others, Told
 from router.index.shared_known import ToldKnown
 from router.index.shared_link import Target, tls_context
@@ -380,7 +380,7 @@ async def test_a_writer_that_was_held_up_tells_nothing_any_more(house: House) ->
     # As if it had slept over its lease: it believes that it is the writer.
     two.hear("a")
     link = await server.link()
-    await link.call(b"SET", b"{warmroute}:writer:0", two.shared._me)
+    await link.call(b"SET", b"{warmroute}:%d:writer:0" % LAYOUT, two.shared._me)
     one.shared._writes["a"] = float("inf")
     store(known, chain(1, 100))
     await until(lambda: not one.shared.is_writer("a"), "it is told off")

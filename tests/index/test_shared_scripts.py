@@ -104,6 +104,26 @@ async def test_depths_are_exact_to_the_block(store: Store) -> None:
     assert [match.depth for match in await store.ask(keys[1:], *names)] == [0] * len(names)
 
 
+async def test_the_end_of_a_chain_is_found_in_few_pages(store: Store) -> None:
+    """Where its last request went to its end, which is most often where it is; by bisection else."""
+    keys = chain(1, 6000)
+    await store.join("a")
+    await store.join("b")
+    await store.tell("a", RECORD, keys[:4001], 4000)
+    await store.tell("b", RECORD, keys[:3200] + chain(2, 999), 4198)
+
+    async def pages(name: str) -> tuple[int, int]:
+        await store.link.call(b"CONFIG", b"RESETSTAT")
+        depth = (await store.ask(keys, name))[0].depth
+        stats: bytes = await store.link.call(b"INFO", b"commandstats")
+        return depth, int(stats.split(b"cmdstat_get:calls=")[1].split(b",")[0]) - 1  # the marks
+
+    assert await pages("a") == (4001, 2)
+    depth, asked = await pages("b")
+    assert depth == 3200
+    assert asked <= 2 + 9
+
+
 async def test_a_long_chain_in_slices_is_the_same_as_in_one(store: Store) -> None:
     keys = chain(3, 5000)
     await store.join("a")
@@ -113,11 +133,13 @@ async def test_a_long_chain_in_slices_is_the_same_as_in_one(store: Store) -> Non
     assert [match.depth for match in await store.ask(keys, "a", "b")] == [5000, 5000]
 
 
-async def test_random_traffic_as_in_the_index_of_one_process(store: Store) -> None:
-    """Conversations that share heads of every length, with turns, branches, failed prompts and shared ends."""
+@pytest.mark.parametrize("replicas", [5, 30])
+async def test_random_traffic_as_in_the_index_of_one_process(store: Store, replicas: int) -> None:
+    """Conversations that share heads of every length, with turns, branches, failed prompts and shared ends. Few
+    replicas are looked for one by one, many together."""
     draw = random.Random(11)
     index = Index()
-    names = [f"r{n}" for n in range(5)]
+    names = [f"r{n}" for n in range(replicas)]
     for name in names:
         await store.join(name)
         index.size(name, 100_000)
@@ -125,7 +147,7 @@ async def test_random_traffic_as_in_the_index_of_one_process(store: Store) -> No
     talks = [chain(200 + n, draw.randint(1, 40), draw.choice(heads)) for n in range(24)]
     for step in range(400):
         which = draw.randrange(len(talks))
-        name = names[which % 3] if draw.random() < 0.8 else draw.choice(names)
+        name = names[which % (replicas - 2)] if draw.random() < 0.8 else draw.choice(names)
         keys = talks[which]
         before = index.match(name, keys).depth
         index.record(name, keys)
@@ -268,7 +290,7 @@ async def test_a_popular_page_stays_small(store: Store) -> None:
         keys = chain(10 + step, 30, head)
         await store.tell(names[step % 8], RECORD, keys, 35)
     page = b"{test}:p:" + pack_keys(head[:1])
-    assert await store.link.call(b"STRLEN", page) <= 8 * 8 * (3 + 128 + 9)
+    assert await store.link.call(b"STRLEN", page) <= 8 * 8 * (3 + 128 + 11)
     for step in range(400):  # and nobody lost what it holds
         keys = chain(10 + step, 30, head)
         assert (await store.ask(keys, names[step % 8]))[0].depth == 36
@@ -296,7 +318,7 @@ async def test_one_call_does_so_much_and_leaves_the_rest(store: Store) -> None:
         calls += 1
     assert calls > 400 / 16
     page = b"{test}:p:" + pack_keys(head[:1])
-    assert await store.link.call(b"STRLEN", page) <= 65 * (3 + 128 + 9)
+    assert await store.link.call(b"STRLEN", page) <= 65 * (3 + 128 + 11)
     assert [(await store.ask(prompts[n], names[n % 64]))[0].depth for n in range(336, 400)] == [15] * 64
 
 
