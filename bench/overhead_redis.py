@@ -3,7 +3,7 @@
 A private server is started (or the one given by --server), filled as 64 replicas' traffic would fill it, and asked for
 prompts of 6,250 blocks: all replicas hold the system prompt, eight hold the conversation to some depth, one to its last
 turn. Time is a question's way there and back from one router on uvloop, packing included; CPU is the whole server's
-(getrusage, as INFO tells), reading the 50 KB of keys included. A plain GET stands beside both. How long a call holds
+(getrusage, as INFO tells), reading the question's 16 KB included. A plain GET stands beside both. How long a call holds
 the server up is its own slow log, over everything told and asked, the same twice over; of the two the lesser counts, so
 that another process that took the core is not counted. --check exits 1 where a bar is missed.
 """

@@ -36,6 +36,7 @@ from router.index.shared_codec import (
     common_keys,
     pack_keys,
     pack_load,
+    pack_question,
     pack_seat,
     pack_slots,
     read_matches,
@@ -242,7 +243,7 @@ class Shared:
                     places.append((name, name, None))
                     places += [(name, each, rank) for rank, each in enumerate(self._ranks.get(name, ()))]
             asked.append(places)
-            arguments += [pack_slots(self._seats[each].slot for _, each, _ in places), self._pack(keys)]
+            arguments += [pack_slots(self._seats[each].slot for _, each, _ in places), *pack_question(self._pack(keys))]
         future = self._call(link, "consult", self._store, self._me, *arguments)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience, self._overdue, link, future)

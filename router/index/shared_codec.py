@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from router.index.pages import PAGE_BLOCKS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -93,6 +95,12 @@ def pack_keys(keys: Sequence[int]) -> bytes:
     if sys.byteorder == "little":
         packed.byteswap()
     return packed.tobytes()
+
+
+def pack_question(packed: bytes) -> tuple[bytes, bytes, bytes]:
+    """What is asked with of a packed chain: the first key of each page; of each key the last byte but one; the last."""
+    firsts = memoryview(packed).cast("Q")[::PAGE_BLOCKS].tobytes()
+    return firsts, packed[KEY_BYTES - 2 :: KEY_BYTES], packed[KEY_BYTES - 1 :: KEY_BYTES]
 
 
 def common_keys(one: bytes, other: bytes) -> int:

@@ -85,6 +85,11 @@ local function read(text, prune)
   return paths
 end
 
+-- The name of the mark that a turn ended in a block of a page, the `nth` of `keys`.
+local function turn(keys, nth)
+  return ns .. ':e:' .. sub(keys, 1, 8) .. sub(keys, nth * 8 - 1, nth * 8)
+end
+
 -- The next record of a replica, from `from` on: its place, length, own part and stamp. Dead ones count as none.
 local function next_record(records, tag, from, floor)
   local place = find(records, tag, from, true)

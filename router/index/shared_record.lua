@@ -226,7 +226,8 @@ local function beside(kind, slot, epoch, base, chain, start, total, prompt_end, 
   local blocks = #chain / 8
   if kind == ENDED then
     if start + blocks == total then
-      local name = ns .. ':e:' .. sub(chain, -8)
+      local last = floor_((blocks - 1) / 16)
+      local name = turn(sub(chain, last * PAGE + 1), blocks - last * 16)
       local before, tag = redis.call('GET', name) or '', pack('<I2', slot)
       for at = 1, #before, 2 do
         if sub(before, at, at + 1) == tag then
@@ -253,9 +254,9 @@ local function beside(kind, slot, epoch, base, chain, start, total, prompt_end, 
       base = math.min(start / 16 + missing, 65535) + 1
       at = missing * PAGE + 1
       -- Somebody goes on from here, should a turn have ended within this page.
-      local marks_of = {}
-      for place = at, math.min(at + PAGE, #chain - 7) - 1, 8 do
-        marks_of[#marks_of + 1] = ns .. ':e:' .. sub(chain, place, place + 7)
+      local marks_of, here = {}, sub(chain, at, at + PAGE - 1)
+      for nth = 1, #here / 8 do
+        marks_of[nth] = turn(here, nth)
       end
       if #marks_of > 0 then
         redis.call('DEL', spread(marks_of))

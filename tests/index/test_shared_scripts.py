@@ -21,6 +21,7 @@ from router.index.shared_codec import (
     add_load,
     pack_keys,
     pack_load,
+    pack_question,
     pack_seat,
     pack_slots,
     read_matches,
@@ -66,13 +67,13 @@ class Store:
 
     async def ask(self, keys: Sequence[int], *names: str) -> list[Match]:
         slots = pack_slots(self.seats[name].slot for name in names)
-        reply = await self.run("consult", STORE, b"me", slots, pack_keys(keys))
+        reply = await self.run("consult", STORE, b"me", slots, *pack_question(pack_keys(keys)))
         found = [told for told, _ in read_matches(reply[0], reply[1], len(names))]
         return [Match(told.depth, told.continues) for told in found]
 
     async def told(self, keys: Sequence[int], *names: str) -> list[Told]:
         slots = pack_slots(self.seats[name].slot for name in names)
-        reply = await self.run("consult", STORE, b"me", slots, pack_keys(keys))
+        reply = await self.run("consult", STORE, b"me", slots, *pack_question(pack_keys(keys)))
         return [told for told, _ in read_matches(reply[0], reply[1], len(names))]
 
 
@@ -122,6 +123,17 @@ async def test_the_end_of_a_chain_is_found_in_few_pages(store: Store) -> None:
     depth, asked = await pages("b")
     assert depth == 3200
     assert asked <= 2 + 9
+
+
+async def test_within_a_page_two_bytes_stand_for_a_key(store: Store) -> None:
+    keys = chain(1, 40)
+    await store.join("a")
+    await store.tell("a", RECORD, keys, 39)
+    alike = [key ^ 1 << 16 for key in keys]
+    assert (await store.ask(keys[:33] + alike[33:], "a"))[0].depth == 40
+    assert (await store.ask(keys[:32] + alike[32:], "a"))[0].depth == 32  # a page's name counts whole
+    assert (await store.ask(keys[:35] + [key ^ 1 << 15 for key in keys[35:]], "a"))[0].depth == 35
+    assert (await store.ask(keys[:35] + [key ^ 1 for key in keys[35:]], "a"))[0].depth == 35
 
 
 async def test_a_long_chain_in_slices_is_the_same_as_in_one(store: Store) -> None:
@@ -327,8 +339,8 @@ async def test_loads_are_leased_and_others_only(store: Store) -> None:
     load = pack_load([(0, Others(3, 2, 50.0, 7.5), 20.0)])
     assert await store.run("publish", STORE, b"me", b"60000", load, b"", b"") == [b"", 1]
     assert await store.run("publish", STORE, b"you", b"60000", b"", b"", b"") == [b"", 1, load]
-    assert (await store.run("consult", STORE, b"you", pack_slots([0]), pack_keys([1])))[2:] == [load]
-    assert (await store.run("consult", STORE, b"me", pack_slots([0]), pack_keys([1])))[2:] == [b""]
+    assert (await store.run("consult", STORE, b"you", pack_slots([0]), *pack_question(pack_keys([1]))))[2:] == [load]
+    assert (await store.run("consult", STORE, b"me", pack_slots([0]), *pack_question(pack_keys([1]))))[2:] == [b""]
     for each, lease in ((b"me", b"0"), (b"you", b"60000")):
         last = await store.run("publish", STORE, each, lease, b"", b"", b"")
     assert last == [b"", 1]
