@@ -12,7 +12,6 @@ this one was given lately, up to a bound, so that a popular prefix spreads as fa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,55 +31,77 @@ DECODE_WEIGHT = 5
 PLACEMENT_TOKENS = 4000
 
 
-@dataclass(slots=True)  # not frozen: one is made for each replica and request, and freezing costs most of that
 class Candidate:
-    """One replica, as the request would find it. Tokens, ms."""
+    """One replica, as the request would find it. Tokens, ms.
 
-    name: str
-    cached: tuple[int, ...]
-    """Leading tokens it holds of each prompt of the request."""
-    continues: bool
-    """The request goes on with a turn that ended here."""
-    waiting_ms: float
-    decoding: int
-    in_flight: int
-    routed: float
-    """Work it was given lately, in prefilled tokens' worth."""
-    slowness: float = 1.0
-    rank: int | None = None
-    """The data-parallel rank that this is about, where ranks are told apart."""
-    fetching: float = 0.0
-    """Bytes of KV on their way to it."""
+    `cached`: leading tokens it holds of each prompt of the request, `hit` their sum. `continues`: the request goes on
+    with a turn that ended here. `routed`: work it was given lately, in prefilled tokens' worth. `rank`: the
+    data-parallel rank that this is about, where ranks are told apart. `fetching`: bytes of KV on their way to it.
+    """
 
-    @property
-    def hit(self) -> int:
-        return sum(self.cached)
+    __slots__ = (
+        "cached",
+        "continues",
+        "decoding",
+        "fetching",
+        "hit",
+        "in_flight",
+        "name",
+        "rank",
+        "routed",
+        "slowness",
+        "waiting_ms",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        cached: tuple[int, ...],
+        continues: bool,
+        waiting_ms: float,
+        decoding: int,
+        in_flight: int,
+        routed: float,
+        slowness: float = 1.0,
+        rank: int | None = None,
+        fetching: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.cached = cached
+        self.hit = sum(cached)
+        self.continues = continues
+        self.waiting_ms = waiting_ms
+        self.decoding = decoding
+        self.in_flight = in_flight
+        self.routed = routed
+        self.slowness = slowness
+        self.rank = rank
+        self.fetching = fetching
 
 
-@dataclass(slots=True)  # not frozen: one is made for each replica and request, and freezing costs most of that
 class Price:
-    """The terms of one replica's cost, ms."""
+    """The terms of one replica's cost, ms. `prefill_ms`: the engine's own time for the prefill, without what slows it:
+    this is what is booked."""
 
-    waiting_ms: float
-    prefill_ms: float
-    """The engine's own time for the prefill, without what slows it: this is what is booked."""
-    slowed_ms: float
-    placement_ms: float
+    __slots__ = ("placement_ms", "prefill_ms", "slowed_ms", "total_ms", "waiting_ms")
 
-    @property
-    def total_ms(self) -> float:
-        return self.waiting_ms + self.slowed_ms + self.placement_ms
+    def __init__(self, waiting_ms: float, prefill_ms: float, slowed_ms: float, placement_ms: float) -> None:
+        self.waiting_ms = waiting_ms
+        self.prefill_ms = prefill_ms
+        self.slowed_ms = slowed_ms
+        self.placement_ms = placement_ms
+        self.total_ms = waiting_ms + slowed_ms + placement_ms
 
 
 def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates, *, branch: bool) -> list[Price]:
     """What a request with prompts of `tokens` costs at each candidate. `branch`: it begins a new one."""
-    least = min(candidate.routed for candidate in candidates)
+    least = min([candidate.routed for candidate in candidates])
     found = []
+    before, alone = None, 0.0
     for candidate in candidates:
-        prefill = 0.0
-        for total, cached in zip(tokens, candidate.cached, strict=True):
-            prefill += rates.prefill_ms(total, cached)
-        prefill *= candidate.slowness
+        if candidate.cached != before:  # many hold the same
+            before, alone = candidate.cached, rates.prefills_ms(tokens, candidate.cached)
+        prefill = alone * candidate.slowness
         slowed = prefill * (1 + OVERHEAD + PER_DECODE * candidate.decoding)
         placement = min(candidate.routed - least, PLACEMENT_TOKENS) * rates.token_ms if branch else 0.0
         found.append(Price(candidate.waiting_ms, prefill, slowed, placement))

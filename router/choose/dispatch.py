@@ -7,7 +7,6 @@ what runs here.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from router.choose.cost import DECODE_WEIGHT, Candidate, Price
@@ -39,34 +38,49 @@ class Blocks(Protocol):
     def usable_blocks(self) -> int: ...
 
 
-@dataclass(slots=True, eq=False)
 class Placement:
-    """One request at one replica: what was decided and what is booked."""
+    """One request at one replica: what was decided and what is booked. `fetches`: its prompt is computed elsewhere."""
 
-    replica: Replica
-    epoch: int
-    decision: Decision
-    booking: Booking
-    chains: Sequence[Blocks]
-    tokens: Sequence[int]
-    chosen_at: float
-    fetches: bool = False
-    """Its prompt is computed elsewhere."""
+    __slots__ = ("booking", "chains", "chosen_at", "decision", "epoch", "fetches", "replica", "tokens")
+
+    def __init__(
+        self,
+        replica: Replica,
+        epoch: int,
+        decision: Decision,
+        booking: Booking,
+        chains: Sequence[Blocks],
+        tokens: Sequence[int],
+        chosen_at: float,
+        fetches: bool = False,
+    ) -> None:
+        self.replica = replica
+        self.epoch = epoch
+        self.decision = decision
+        self.booking = booking
+        self.chains = chains
+        self.tokens = tokens
+        self.chosen_at = chosen_at
+        self.fetches = fetches
 
 
-@dataclass(slots=True, eq=False)
 class SplitPlacement:
     """One request at the replica that answers it and, if it was split, at another that computes its prompt."""
 
-    decision: SplitDecision
-    prefill: Placement | None
-    decode: Placement
-    size: float = 0.0
-    """Bytes of KV that `decode` is thought to need of `prefill`."""
-    handed_at: float | None = None
-    """When the prompt was computed; None until then."""
-    queued: bool = False
-    """Others waited for their prefills at `decode` then, so that its first token tells nothing of the transfer."""
+    __slots__ = ("decision", "decode", "handed_at", "prefill", "queued", "size")
+
+    def __init__(
+        self, decision: SplitDecision, prefill: Placement | None, decode: Placement, size: float = 0.0
+    ) -> None:
+        self.decision = decision
+        self.prefill = prefill
+        self.decode = decode
+        self.size = size
+        """Bytes of KV that `decode` is thought to need of `prefill`."""
+        self.handed_at: float | None = None
+        """When the prompt was computed; None until then."""
+        self.queued = False
+        """Others waited for their prefills at `decode` then, so that its first token tells nothing of the transfer."""
 
 
 class Dispatch:
@@ -187,15 +201,16 @@ class Dispatch:
 
     def _remember(self, placement: Placement, until: float, *, answered: bool) -> None:
         for chain in placement.chains:
+            keys = chain.keys
             # Present from the decision on, so that siblings follow before the first one is through.
             self._index.record(
                 placement.replica.name,
-                chain.keys,
+                keys,
                 now=placement.chosen_at,
                 until=until,
                 rank=placement.decision.candidate.rank,
                 # What is generated goes into another block where the last one is full.
-                partial=chain.usable_blocks == len(chain.keys) or answered,
+                partial=answered or chain.usable_blocks == len(keys),
             )
 
     def weigh(
@@ -258,38 +273,48 @@ class Dispatch:
         rank: int | None,
         outside: Outside | None,
     ) -> list[Candidate]:
-        return [
-            self._candidate(now, replica, chains, tokens, rank, outside)
-            for replica, chains in zip(replicas, blocks, strict=True)
-        ]
+        nothing = (0,) * len(tokens)
+        found = []
+        guess = 0
+        for replica, chains in zip(replicas, blocks, strict=True):
+            candidate = self._candidate(now, replica, chains, nothing, rank, outside, guess)
+            if candidate.hit:
+                guess = candidate.cached[0] // replica.block_size  # others often hold the same
+            self._add_others(now, candidate, replica, tokens, outside)
+            found.append(candidate)
+        return found
 
     def _candidate(
         self,
         now: float,
         replica: Replica,
         chains: Sequence[Blocks],
-        tokens: Sequence[int],
+        nothing: tuple[int, ...],
         rank: int | None,
         outside: Outside | None,
+        guess: int,
     ) -> Candidate:
-        cached, continues = [], False
+        """The replica as this router has loaded it. `nothing`: no token of any of the prompts; `guess`: as in
+        `Index.match`."""
         name, load, index = replica.name, replica.load, self._index
         told = outside.matches.get(name, ()) if outside else ()
+        hits: list[int] = []
+        continues = False
         for place, chain in enumerate(chains):
             if place < len(told):
                 match = together(index, name, chain.keys, now, rank, told[place])
             else:
-                match = index.match(name, chain.keys, now, rank)
+                match = index.match(name, chain.keys, now, rank, 0 if place else guess)
             rank = match.rank  # all prompts of a request go to one
             continues = continues or match.continues
             if match.depth and replica.cache.prefix_caching:
-                tokens_held = min(match.depth, chain.usable_blocks) * replica.block_size
-                cached.append(tokens_held - tokens_held % replica.alignment)
+                held = min(match.depth, chain.usable_blocks) * replica.block_size
+                hits.append(held - held % replica.alignment)
             else:
-                cached.append(0)
-        found = Candidate(
+                hits.append(0)
+        return Candidate(
             name,
-            tuple(cached) or (0,) * len(tokens),
+            tuple(hits) if hits else nothing,
             continues,
             load.waiting_ms(now),
             load.decoding,
@@ -297,8 +322,13 @@ class Dispatch:
             load.routed(now),
             self._rates.slowness(name),
             rank,
-            fetching=load.fetching,
+            load.fetching,
         )
+
+    def _add_others(
+        self, now: float, found: Candidate, replica: Replica, tokens: Sequence[int], outside: Outside | None
+    ) -> None:
+        """The load that is not this router's own."""
         running, waiting = replica.strangers(now)
         if running or waiting:
             found.decoding += running
@@ -306,12 +336,11 @@ class Dispatch:
             # What others have queued there is unknown; it is taken to be like this request.
             found.waiting_ms += waiting * sum(self._rates.prefill_ms(each, 0) for each in tokens)
         if outside is not None:
-            others = outside.loads.get(name, NO_LOAD)
+            others = outside.loads.get(found.name, NO_LOAD)
             found.decoding += others.decoding
             found.in_flight += others.in_flight
             found.waiting_ms += others.waiting_ms
             found.routed += others.routed
-        return found
 
     def first_token(self, now: float, placement: Placement) -> None:
         """The engine is through with the prefill."""
@@ -363,7 +392,7 @@ class Dispatch:
                     now=placement.chosen_at,
                     rank=placement.decision.candidate.rank,
                     beyond=beyond,
-                    partial=chain.usable_blocks == len(chain.keys) or beyond > 0,
+                    partial=beyond > 0 or chain.usable_blocks == len(chain.keys),
                 )
 
     def left(self, now: float, placement: Placement) -> None:

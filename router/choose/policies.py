@@ -14,22 +14,18 @@ if TYPE_CHECKING:
     from router.fleet.rates import Rates
 
 
-@dataclass(slots=True)  # not frozen: one is made for each replica and request, and freezing costs most of that
 class Decision:
     """The chosen candidate's place among those weighed, the reason in words, and all candidates with their prices."""
 
-    chosen: int
-    reason: str
-    candidates: Sequence[Candidate]
-    prices: Sequence[Price]
+    __slots__ = ("candidate", "candidates", "chosen", "price", "prices", "reason")
 
-    @property
-    def candidate(self) -> Candidate:
-        return self.candidates[self.chosen]
-
-    @property
-    def price(self) -> Price:
-        return self.prices[self.chosen]
+    def __init__(self, chosen: int, reason: str, candidates: Sequence[Candidate], prices: Sequence[Price]) -> None:
+        self.chosen = chosen
+        self.reason = reason
+        self.candidates = candidates
+        self.prices = prices
+        self.candidate = candidates[chosen]
+        self.price = prices[chosen]
 
 
 class Policy(Protocol):
@@ -45,19 +41,21 @@ class Cost:
     tie_band_ms: float
 
     def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
-        totals = [price.waiting_ms + price.slowed_ms + price.placement_ms for price in prices]
+        totals = [price.total_ms for price in prices]
         bound = min(totals) + self.tie_band_ms
         tied = [i for i, total in enumerate(totals) if total <= bound]
         if branch:
             chosen = (
                 tied[0] if len(tied) == 1 else min(tied, key=lambda i: (candidates[i].routed, candidates[i].in_flight))
             )
-            reason = "least cost for a new branch"
-        else:
-            chosen = max(tied, key=lambda i: (candidates[i].hit, candidates[i].continues, -candidates[i].routed))
-            warmest = max(candidate.hit for candidate in candidates)
-            reason = "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
-        return chosen, reason
+            return chosen, "least cost for a new branch"
+        chosen = (
+            tied[0]
+            if len(tied) == 1
+            else max(tied, key=lambda i: (candidates[i].hit, candidates[i].continues, -candidates[i].routed))
+        )
+        warmest = max([candidate.hit for candidate in candidates])
+        return chosen, "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
 
 
 @dataclass(slots=True)

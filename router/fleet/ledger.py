@@ -8,7 +8,6 @@ costs 23-63 % of mean TTFT. No clock here: `now` is in seconds, of any monotonic
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from enum import Enum
 
 # Placement looks at the work routed lately; a minute is a few turns of a conversation.
@@ -25,20 +24,33 @@ class Stage(Enum):
     CLOSED = 3
 
 
-@dataclass(slots=True, eq=False)
 class Booking:
-    """One request at one replica."""
+    """One request at one replica.
 
-    load: Load
-    prefill_ms: float
-    visible: bool
-    """The first token will be seen (a stream). Otherwise prefill is presumed done after `prefill_ms` at its turn."""
-    work: float = 0.0
-    sequences: int = 1
-    """What it is to the engine: one for each prompt and answer."""
-    stage: Stage = Stage.PREFILL
-    fetches: float = 0.0
-    """Bytes of KV on their way here."""
+    `visible`: the first token will be seen (a stream). Otherwise prefill is presumed done after `prefill_ms` at its
+    turn. `sequences`: what it is to the engine, one for each prompt and answer. `fetches`: bytes of KV on their way
+    here.
+    """
+
+    __slots__ = ("fetches", "load", "prefill_ms", "sequences", "stage", "visible", "work")
+
+    def __init__(
+        self,
+        load: Load,
+        prefill_ms: float,
+        visible: bool,
+        work: float = 0.0,
+        sequences: int = 1,
+        stage: Stage = Stage.PREFILL,
+        fetches: float = 0.0,
+    ) -> None:
+        self.load = load
+        self.prefill_ms = prefill_ms
+        self.visible = visible
+        self.work = work
+        self.sequences = sequences
+        self.stage = stage
+        self.fetches = fetches
 
     def first_token(self, now: float) -> None:
         if self.stage is Stage.PREFILL:
@@ -69,20 +81,31 @@ class Booking:
         self.work = 0.0
 
 
-@dataclass(slots=True, eq=False)
 class Load:
     """What one incarnation of a replica has been given. A restarted replica gets a new one, so that the end of an old
     request can never be counted against the new process."""
 
-    in_flight: int = 0
-    decoding: int = 0
-    fetching: float = 0.0
-    """Bytes of KV that requests have still to fetch from other replicas."""
-    _queue: dict[Booking, None] = field(default_factory=dict)  # in order of booking
-    _queued_ms: float = 0.0
-    _head_since: float = 0.0
-    _routed: float = 0.0
-    _routed_at: float = 0.0
+    __slots__ = (
+        "_head_since",
+        "_queue",
+        "_queued_ms",
+        "_routed",
+        "_routed_at",
+        "decoding",
+        "fetching",
+        "in_flight",
+    )
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.decoding = 0
+        self.fetching = 0.0
+        """Bytes of KV that requests have still to fetch from other replicas."""
+        self._queue: dict[Booking, None] = {}  # in order of booking
+        self._queued_ms = 0.0
+        self._head_since = 0.0
+        self._routed = 0.0
+        self._routed_at = 0.0
 
     def book(self, now: float, *, prefill_ms: float, work: float, visible: bool, sequences: int = 1) -> Booking:
         """Take a request on. `work`: all it will be for the replica, in prefilled tokens' worth (a rate would change

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Attention costs as much as everything else at about this many tokens of context (dense models of 8B to 70B).
 ATTENTION_EVEN_TOKENS = 65_536
@@ -30,36 +33,39 @@ LEAST_LIKELY = 0.25
 SLOWNESS_BOUNDS = (0.4, 3.0)
 
 
-@dataclass(slots=True)
 class Rates:
     """The prefill rate of the fleet, and how each replica differs from it."""
 
-    tokens_per_second: float
-    _log_ms: float = 0.0
-    _slowness: dict[str, float] = field(default_factory=dict)  # log of observed over predicted
-    _typical: float = 0.0
-    token_ms: float = 0.0
-    """`a`: one uncached token at the start of a prompt, ms."""
-    likely: float = 1.0
-    """What prefills are likely to take, as a share of `prefill_ms`, which is on the slow side."""
-    _fit: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
-    """Samples (tokens' worth, ms), decayed: their number, sums, sum of squares and of products."""
-
-    def __post_init__(self) -> None:
-        self._log_ms = math.log(1000 / self.tokens_per_second)
+    def __init__(self, tokens_per_second: float) -> None:
+        self._log_ms = math.log(1000 / tokens_per_second)
         self.token_ms = math.exp(self._log_ms)
+        """`a`: one uncached token at the start of a prompt, ms."""
+        self.likely = 1.0
+        """What prefills are likely to take, as a share of `prefill_ms`, which is on the slow side."""
+        self._slowness: dict[str, float] = {}  # log of observed over predicted
+        self._factors: dict[str, float] = {}  # over what is typical, and within bounds
+        # Samples (tokens' worth, ms), decayed: their number, sums, sum of squares and of products.
+        self._fit: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def prefill_ms(self, tokens: int, cached: int) -> float:
         """Time to prefill a prompt of `tokens` of which `cached` lead it in the cache."""
         return (tokens - cached) * self.token_ms * (1 + (tokens + cached) / 2 / ATTENTION_EVEN_TOKENS)
 
+    def prefills_ms(self, tokens: Sequence[int], cached: Sequence[int]) -> float:
+        """The same for several prompts together. Raises ValueError where there is not a `cached` for each."""
+        if len(tokens) == len(cached) == 1:
+            return self.prefill_ms(tokens[0], cached[0])
+        return sum([self.prefill_ms(each, held) for each, held in zip(tokens, cached, strict=True)])
+
     def slowness(self, replica: str) -> float:
         """A replica's prefill time over the fleet's typical one; 1 where nothing is known."""
-        own = self._slowness.get(replica)
-        if own is None:
-            return 1.0
+        return self._factors.get(replica, 1.0)
+
+    def _compare(self) -> None:
+        """After what is known of a replica has changed."""
+        typical = statistics.median(self._slowness.values()) if self._slowness else 0.0
         low, high = SLOWNESS_BOUNDS
-        return min(high, max(low, math.exp(own - self._typical)))
+        self._factors = {name: min(high, max(low, math.exp(own - typical))) for name, own in self._slowness.items()}
 
     def observe(self, replica: str, *, tokens: int, cached: int, queued_ms: float, ttft_ms: float) -> None:
         """A first token came `ttft_ms` after the request was sent to a replica that had `queued_ms` before it.
@@ -75,7 +81,7 @@ class Rates:
             # A newcomer is taken to be like the others until it shows otherwise.
             before = statistics.median(self._slowness.values()) if self._slowness else error
         self._slowness[replica] = before + SLOWNESS_GAIN * (error - before)
-        self._typical = statistics.median(self._slowness.values())
+        self._compare()
         seen = math.log(MARGIN * ttft_ms / uncached / (1 + (tokens + cached) / 2 / ATTENTION_EVEN_TOKENS))
         gain = GAIN_SLOWER if seen > self._log_ms else GAIN_FASTER
         self._log_ms += gain * (seen - self._log_ms)
@@ -93,4 +99,4 @@ class Rates:
 
     def forget(self, replica: str) -> None:
         self._slowness.pop(replica, None)
-        self._typical = statistics.median(self._slowness.values()) if self._slowness else 0.0
+        self._compare()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 STALE_SECONDS = 5.0
 DEFAULT_BLOCK_SIZE = 16
 UNTOLD = CacheConfig()
+UNSCRAPED = Metrics()
 DEFAULT_ALGORITHM = "sha256"
+NO_STRANGERS = ((0, 0), (0, 0))
+"""The last two readings of what others have at a replica: running, waiting."""
 
 
 class State(Enum):
@@ -50,54 +53,84 @@ class Card:
     max_model_len: int | None = None
 
 
-@dataclass(slots=True, eq=False)
 class Replica:
     """`name` is host:port, unique in the fleet."""
 
-    name: str
-    address: Address
-    state: State = State.UNSEEN
-    role: Role = Role.BOTH
-    told: Role | None = None
-    """The role that settings give it."""
-    why: str = ""
-    """Why it is not ready, for people."""
-    models: dict[str, Card] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=Metrics)
-    scraped_at: float | None = None
-    load: Load = field(default_factory=Load)
-    epoch: int = 0
-    breaker: Breaker = field(default_factory=Breaker)
-    shunned_until: float = 0.0
-    """Until then others are preferred: it gave no answer just now, or said that it is busy."""
-    hashing: Hashing | None = None
-    """How it names its blocks, where its KV events prove that."""
-    heard_at: float = 0.0
-    """When a byte last came from it, of an answer or a probe: who is heard is not lost, however late its probes are."""
-    elsewhere: int = 0
-    """Requests that other routers have there, as these tell."""
-    _strangers: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """The last two readings of what others have there: running, waiting."""
+    __slots__ = (
+        "_metrics",
+        "_strangers",
+        "address",
+        "algorithm",
+        "alignment",
+        "block_size",
+        "breaker",
+        "cache",
+        "elsewhere",
+        "epoch",
+        "hashing",
+        "heard_at",
+        "load",
+        "models",
+        "name",
+        "role",
+        "scraped_at",
+        "shunned_until",
+        "state",
+        "told",
+        "why",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        state: State = State.UNSEEN,
+        role: Role = Role.BOTH,
+        *,
+        metrics: Metrics = UNSCRAPED,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.state = state
+        self.role = role
+        self.told: Role | None = None
+        """The role that settings give it."""
+        self.why = ""
+        """Why it is not ready, for people."""
+        self.models: dict[str, Card] = {}
+        self.scraped_at: float | None = None
+        self.load = Load()
+        self.epoch = 0
+        self.breaker = Breaker()
+        self.shunned_until = 0.0
+        """Until then others are preferred: it gave no answer just now, or said that it is busy."""
+        self.hashing: Hashing | None = None
+        """How it names its blocks, where its KV events prove that."""
+        self.heard_at = 0.0
+        """When a byte last came from it, of an answer or a probe: who is heard is not lost, however late its probes
+        are."""
+        self.elsewhere = 0
+        """Requests that other routers have there, as these tell."""
+        self._strangers: tuple[tuple[int, int], tuple[int, int]] = NO_STRANGERS
+        self.metrics = metrics
 
     @property
-    def cache(self) -> CacheConfig:
-        return self.metrics.cache or UNTOLD
+    def metrics(self) -> Metrics:
+        """Its metrics, as last read."""
+        return self._metrics
 
-    @property
-    def block_size(self) -> int:
+    @metrics.setter
+    def metrics(self, metrics: Metrics) -> None:
+        # What follows from them is asked for with every request, and so is looked up but once.
+        self._metrics = metrics
+        self.cache: CacheConfig = metrics.cache or UNTOLD
+        self.block_size: int = self.cache.block_size or DEFAULT_BLOCK_SIZE
         """Tokens in a hashed block."""
-        return self.cache.block_size or DEFAULT_BLOCK_SIZE
-
-    @property
-    def algorithm(self) -> str:
-        """How its blocks are hashed. One that we cannot compute gets another's keys: they still tell prompts apart."""
         told = self.cache.algorithm
-        return told if told in ALGORITHMS else DEFAULT_ALGORITHM
-
-    @property
-    def alignment(self) -> int:
+        self.algorithm: str = told if told is not None and told in ALGORITHMS else DEFAULT_ALGORITHM
+        """How its blocks are hashed. One that we cannot compute gets another's keys: they still tell prompts apart."""
+        self.alignment: int = self.cache.alignment or self.block_size
         """Its hits end at multiples of so many tokens."""
-        return self.cache.alignment or self.block_size
 
     @property
     def prefills(self) -> bool:
@@ -123,12 +156,13 @@ class Replica:
         strangers_waiting = min(waiting, surplus)
         # The engine's gauges are a step old and its end of a request comes before ours: what is seen once may be one
         # of our own. What is seen twice is somebody else's.
-        self._strangers = (self._strangers[1], (surplus - strangers_waiting, strangers_waiting))
+        seen = (self._strangers[1], (surplus - strangers_waiting, strangers_waiting))
+        self._strangers = NO_STRANGERS if seen == NO_STRANGERS else seen
 
     def strangers(self, now: float) -> tuple[int, int]:
         """Requests (running, waiting) at the engine that no router we hear of sent; zeros where its metrics are stale
         or missing."""
-        if self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
+        if self._strangers is NO_STRANGERS or self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
             return 0, 0
         (running, waiting), (running_too, waiting_too) = self._strangers
         return min(running, running_too), min(waiting, waiting_too)
@@ -138,4 +172,4 @@ class Replica:
         self.epoch += 1
         self.load = Load()
         self.breaker = Breaker()
-        self._strangers = ((0, 0), (0, 0))
+        self._strangers = NO_STRANGERS

@@ -6,7 +6,6 @@ Some replicas publish what they hold: a `Known` for each of their data-parallel 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.index.known import Known
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-@dataclass(slots=True)  # not frozen: one is made for each replica and request, and freezing costs most of that
 class Match:
     """What one replica holds of a chain.
 
@@ -25,9 +23,23 @@ class Match:
     them, or would take them best; None where the ranks are not told apart.
     """
 
-    depth: int
-    continues: bool
-    rank: int | None = None
+    __slots__ = ("continues", "depth", "rank")
+
+    def __init__(self, depth: int, continues: bool, rank: int | None = None) -> None:
+        self.depth = depth
+        self.continues = continues
+        self.rank = rank
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Match):
+            return NotImplemented
+        return (self.depth, self.continues, self.rank) == (other.depth, other.continues, other.rank)
+
+    def __hash__(self) -> int:
+        return hash((self.depth, self.continues, self.rank))
+
+    def __repr__(self) -> str:
+        return f"Match({self.depth}, {self.continues}, {self.rank})"
 
 
 class Index:
@@ -109,15 +121,15 @@ class Index:
         self._replicas.pop(replica, None)
         self._known.pop(replica, None)
 
-    def match(self, replica: str, keys: Sequence[int], now: float = 0.0, rank: int | None = None) -> Match:
-        """`rank`: look there alone; the prompts of one request go to one rank."""
-        ranks = self._known.get(replica)
-        if ranks is not None:
-            return self._match_known(ranks, keys, now, rank)
+    def match(
+        self, replica: str, keys: Sequence[int], now: float = 0.0, rank: int | None = None, guess: int = 0
+    ) -> Match:
+        """`rank`: look there alone; the prompts of one request go to one rank. `guess`: how deep it is elsewhere."""
         residency = self._replicas.get(replica)
-        if residency is None or not keys:
-            return Match(0, False)
-        depth = residency.depth(keys)
+        if residency is None:
+            ranks = self._known.get(replica)
+            return Match(0, False) if ranks is None else self._match_known(ranks, keys, now, rank)
+        depth = residency.depth(keys, guess)
         return Match(depth, depth > 0 and residency.ends_a_turn(keys[depth - 1]))
 
     def _match_known(self, ranks: dict[int, Known], keys: Sequence[int], now: float, rank: int | None) -> Match:

@@ -83,9 +83,9 @@ class Residency:
     def __len__(self) -> int:
         return len(self._held) + self._unnamed
 
-    def depth(self, keys: Sequence[int]) -> int:
-        """How many leading blocks of a chain are held. Gallops, then bisects: O(log n) look-ups."""
-        return leading(keys, self._held)
+    def depth(self, keys: Sequence[int], guess: int = 0) -> int:
+        """How many leading blocks of a chain are held; see `leading`."""
+        return leading(keys, self._held, guess)
 
     def ends_a_turn(self, key: int) -> bool:
         """Whether one request was answered in this block and nothing went on from it: a conversation waits here."""

@@ -172,7 +172,7 @@ def test_guards(decider: Cost, tokens: int, answer: int, said: str) -> None:
 
 
 def test_several_prompts_stay_together() -> None:
-    both = [replace(each, cached=(0, 0)) for each in (*IDLE, *BUSY)]
+    both = [Candidate(each.name, (0, 0), False, each.waiting_ms, each.decoding, 0, 0.0) for each in (*IDLE, *BUSY)]
     asked = Choice(both, [0, 1], [2, 3], [5000, 5000], 250, Rates(20_000), Links(RDMA))
     assert reason(Cost(), asked) == "several prompts stay together"
 
