@@ -87,11 +87,17 @@ FIRST_PAUSE_SECONDS = 0.05
 PUBLISH_SECONDS = 0.002
 REDIRECTIONS = 5
 PACKED = 64
+# Blocks from which on it pays to look for what was packed before.
+LONG = 256
 # What shared_join.lua is told to have happened.
 OTHER_PROCESS = b"1"
 EMPTIED = b"2"
 OTHER_WRITER = -2
 """What the store answers to one whose lease is over."""
+
+
+Places = list[tuple[str, str, int | None]]
+"""Replica, member, and which rank of it that is: who is asked for, in the order of the answers."""
 
 
 class Member(NamedTuple):
@@ -163,6 +169,8 @@ class Shared:
         self._backlog = Backlog(options.queue_blocks)
         self._recent = Recent(options.queue_blocks * KEY_BYTES)
         self._packed: dict[int, tuple[Sequence[int], bytes]] = {}
+        self._asked: dict[tuple[str, ...], tuple[Places, bytes]] = {}
+        """See `_places`; while nobody gets another seat."""
         self._published: dict[bytes, float] = {}
         """The other routers' loads as they came, and when they were first seen."""
         self._ranks: dict[str, list[str]] = {}
@@ -235,15 +243,11 @@ class Shared:
         if link is None or self._store is None:
             return None
         arguments: list[bytes] = []
-        asked: list[list[tuple[str, str, int | None]]] = []
+        asked: list[Places] = []
         for keys, replicas in asks:
-            places: list[tuple[str, str, int | None]] = []
-            for name in replicas:
-                if name in self._seats:
-                    places.append((name, name, None))
-                    places += [(name, each, rank) for rank, each in enumerate(self._ranks.get(name, ()))]
+            places, slots = self._places(replicas)
             asked.append(places)
-            arguments += [pack_slots(self._seats[each].slot for _, each, _ in places), *pack_question(self._pack(keys))]
+            arguments += [slots, *pack_question(self._pack(keys))]
         future = self._call(link, "consult", self._store, self._me, *arguments)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience, self._overdue, link, future)
@@ -258,23 +262,43 @@ class Shared:
             timer.cancel()
         found = iter(read_matches(reply[0], reply[1], sum(map(len, asked))))
         matches: dict[str, list[list[Told]]] = {}
+        here: list[Told] = []
         for places in asked:
-            here: dict[str, list[Told]] = {}
             for name, member, rank in places:
                 told, epoch = next(found)
                 seat = self._seats.get(member)
                 if seat is None or seat.epoch != epoch:
                     self._dispute(member)
                     told = Told(0)
-                elif name in self._undeclared or member in self._undeclared:
+                elif self._undeclared and (name in self._undeclared or member in self._undeclared):
                     told = Told(0)
-                told.rank = rank
-                (self._told.add if told.exact else self._told.discard)(member)
-                here.setdefault(name, []).append(told)
-            for name, each in here.items():
-                matches.setdefault(name, []).append(each)
+                if told.exact:
+                    self._told.add(member)
+                elif self._told:
+                    self._told.discard(member)
+                if rank is None:
+                    here = [told]
+                    matches.setdefault(name, []).append(here)
+                else:
+                    told.rank = rank
+                    here.append(told)
         self._hear(reply[2:], loop.time())
         return Outside(matches, self.others)
+
+    def _places(self, replicas: Sequence[str]) -> tuple[Places, bytes]:
+        """Who is asked for, and their numbers, packed: they are the same from one decision to the next."""
+        names = tuple(replicas)
+        known = self._asked.get(names)
+        if known is None:
+            places: Places = []
+            for name in names:
+                if name in self._seats:
+                    places.append((name, name, None))
+                    places += [(name, each, rank) for rank, each in enumerate(self._ranks.get(name, ()))]
+            if len(self._asked) >= PACKED:
+                self._asked.clear()
+            known = self._asked[names] = places, pack_slots(self._seats[each].slot for _, each, _ in places)
+        return known
 
     def untold(self, member: str, keys: Sequence[int], depth: int) -> int:
         """How deep a chain will be there that is there to `depth`, by prompts that the store is still to be told of."""
@@ -360,6 +384,7 @@ class Shared:
         """It is no longer this router's to send to; what the store knows of it is for others to use."""
         for member in self._members_of(replica):
             seat = self._seats.pop(member, None)
+            self._asked.clear()
             if seat is not None:
                 self._names.pop(seat.slot, None)
             for known in (self._lives, self._undeclared, self._disputed, self._writes, self._contents, self._ranks):
@@ -470,6 +495,7 @@ class Shared:
             )
         ]
         reply = await self._call(link, "join", os.urandom(16), *fields)
+        self._asked.clear()
         for i, member in enumerate(members):
             seat = Seat(int(reply[1 + 3 * i]), int(reply[2 + 3 * i]))
             self._seats[member.name] = seat
@@ -770,11 +796,20 @@ class Shared:
         known = self._packed.get(id(keys))
         if known is not None and known[0] is keys and len(known[1]) == len(keys) * KEY_BYTES:
             return known[1]
-        packed = pack_keys(keys)
+        packed = self._pack_on(keys) if len(keys) > LONG else pack_keys(keys)
         if len(self._packed) >= PACKED:
             del self._packed[next(iter(self._packed))]
         self._packed[id(keys)] = (keys, packed)
         return packed
+
+    def _pack_on(self, keys: Sequence[int]) -> bytes:
+        """Most chains go on from one that was packed lately: an answer from its prompt, a turn from the one before.
+        Keys name what comes before them: where one is the same, so are all before it."""
+        for _, packed in reversed(self._packed.values()):
+            done = len(packed) // KEY_BYTES
+            if LONG < done <= len(keys) and int.from_bytes(packed[-KEY_BYTES:], "big") == keys[done - 1]:
+                return packed + pack_keys(keys[done:])
+        return pack_keys(keys)
 
     def _hear(self, published: Sequence[bytes], now: float) -> None:
         seen = {load: self._published.get(load, now) for load in published}

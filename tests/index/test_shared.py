@@ -147,6 +147,21 @@ async def test_what_one_router_learns_the_other_knows(house: House, kind: str) -
     assert await two.depths(prompt) == [700, 100, 0]
 
 
+async def test_long_chains_that_go_on_from_others_are_told_whole(house: House) -> None:
+    server = await house.server()
+    one, two = await house.router(server.target), await house.router(server.target)
+    prompt = chain(1, 700)
+    answered, other = prompt + chain(2, 90), prompt[:650] + chain(3, 100)
+    one.record("a", prompt)
+    one.shared.record("a", answered, ended=True, prompt_end=699)
+    one.record("b", other)
+    one.record("c", prompt[:600])
+    await one.told()
+    assert await two.depths(answered + chain(4, 9)) == [790, 650, 600]
+    assert await two.depths(other) == [650, 750, 600]
+    assert await two.depths(prompt) == await one.depths(list(prompt)) == [700, 650, 600]
+
+
 async def test_a_router_that_takes_over_finds_everything(house: House) -> None:
     server = await house.server()
     first = await house.router(server.target)
