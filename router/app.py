@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -20,6 +20,7 @@ from router.admin.serving import serve, serve_privately
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
 from router.config import ConfigError, Settings, reloaded, urls
+from router.course import Rules
 from router.credentials import Credentials, for_replicas
 from router.feeds import Feeds
 from router.fleet.breaker import Condition
@@ -40,7 +41,7 @@ from router.index.shared_codec import Others
 from router.index.shared_embedded import Embedded
 from router.index.shared_index import ToldIndex, member
 from router.index.shared_link import parse_targets, read_password, tls_context
-from router.journey import Journey, Rules
+from router.journey import Journey
 from router.learning import tell
 from router.listening import BACKLOG, loopback, url
 from router.listening import listen as bind
@@ -57,7 +58,7 @@ from router.wire.upstream import Pool
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from prometheus_client.core import Metric
 
@@ -266,7 +267,7 @@ class Router:
         assert self._listening is not None
         before, tls = self._server, self._credentials.front
         self._server = await asyncio.get_running_loop().create_server(
-            self.door.connection,
+            cast("Callable[[], asyncio.Protocol]", self.door.connection),
             sock=self._listening.dup(),
             backlog=BACKLOG,
             ssl=tls,

@@ -23,7 +23,7 @@ import orjson
 
 from router.evidence import Evidence
 from router.handoff.bodies import decode_body, prefill_body
-from router.handoff.connector import WrongParametersError
+from router.handoff.connector import Handed, WrongParametersError
 from router.leg import RANK_HEADER
 from router.wire.attempts import SHOWN, Attempt, Ending, Outcome, Patience
 from router.wire.gather import Gathered, gather
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from router.config import HandOff as HandOffSettings
     from router.fleet.discovery import Fleet
     from router.fleet.replica import Replica
-    from router.handoff.connector import Handed, Parameters
+    from router.handoff.connector import Parameters
     from router.handoff.connectors import Connectors
     from router.learning import Learning
     from router.leg import Leg
@@ -178,7 +178,7 @@ class Divided:
         """Let a decode replica say that blocks are not wanted. An engine does so for each request that it turns away at
         its door (vLLM entrypoints/generate/base/serving.py), so it is sent one: for a model that nobody serves."""
         body = orjson.dumps({"model": "-", "prompt": [0], "max_tokens": 1, "kv_transfer_params": parameters})
-        asked = replace(request, method=b"POST", target=b"/v1/completions")
+        asked = request.like(method=b"POST", target=b"/v1/completions")
         pool = self.pools.get(replica.name)
         if pool is None:
             return
@@ -318,7 +318,7 @@ class _Legs:
             )
             gathered = await gather(
                 divided.pools[replica.name],
-                replace(self._request, headers=plain),
+                self._request.like(headers=plain),
                 question,
                 added=[] if rank is None else [(RANK_HEADER, b"%d" % rank)],
                 seconds=max(0.001, min(divided.prefill_seconds, self._deadline - divided.clock())),
@@ -396,7 +396,7 @@ class _Legs:
         able = [each for each in able if each.shunned_until <= now and not (gone and each is chosen)]
         replica = chosen if chosen in able else next(iter(able), None)
         if replica is not None:
-            divided.aside(divided.release(replace(self._request), replica, handed.parameters, free))
+            divided.aside(divided.release(self._request.like(), replica, handed.parameters, free))
 
     # -- the one that answers -----------------------------------------------------------------------------------
 

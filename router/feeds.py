@@ -13,7 +13,7 @@ import aiohttp
 import zmq.asyncio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from router.fleet.subscription import SourceError, Subscription, read_sources
+from router.fleet.subscription import Source, SourceError, Subscription, read_sources
 from router.index.feed import Feed, State
 from router.index.naming import Mode, Naming
 from router.prompt.hashing import Hashing
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from router.fleet.replica import Replica
-    from router.fleet.subscription import Source
     from router.index.memory import Index
 
 log = logging.getLogger("warmroute.events")

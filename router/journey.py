@@ -21,13 +21,13 @@ import json
 import logging
 import math
 import secrets
-from dataclasses import dataclass, field, replace
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 from router.access import AccessLog, line
 from router.choose.explanation import Explanation
 from router.choose.split import Cost, decider
+from router.course import Course, Rules
 from router.divided import Divided, FellBackError, divisible
 from router.evidence import Evidence
 from router.fleet.replica import State
@@ -35,10 +35,11 @@ from router.learning import Learning
 from router.leg import Leg, asked_rank
 from router.prompt.continuing import UnfitError
 from router.prompt.request import Ask, without_hand_off
+from router.reading import READ_ASIDE_BYTES, Prompt, Reading
 from router.resuming import Resumption, resumable
 from router.trail import Trail
 from router.wire import errors
-from router.wire.attempts import Attempt, Ending, Outcome, Patience
+from router.wire.attempts import Attempt, Ending, Patience
 from router.wire.upgrade import Upgrade
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ if TYPE_CHECKING:
     from router.index.shared import Shared
     from router.index.shared_codec import Outside
     from router.prompt.blocks import Chain
-    from router.reading import Prompt, Reading
+    from router.reading import Reading
     from router.telemetry import Telemetry
     from router.tracing import Tracer
     from router.wire.errors import Refusal
     from router.wire.front import Front
-    from router.wire.http import Headers, Request
+    from router.wire.http import Request
     from router.wire.upstream import Pool
 
 log = logging.getLogger("warmroute.journey")
@@ -71,40 +72,6 @@ log = logging.getLogger("warmroute.journey")
 MAX_ASKED = 16
 # What is answered with these is worth asking another replica: it is down, starting, overloaded or broken.
 TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What a reload may change of how requests are served. `replica_headers`: what each request carries to a replica
-    beside the client's own headers."""
-
-    patience: Patience
-    max_attempts: int
-    show_choice: bool
-    resume: bool
-    replica_headers: Headers
-
-
-@dataclass(slots=True)
-class Course:
-    """One request on its way: what is sent, what was tried, what came of it."""
-
-    request: Request
-    client: Front
-    body: bytes
-    prompt: Prompt
-    deadline: float
-    rules: Rules
-    evidence: Evidence
-    hand_over: HandOver | None
-    tried: list[str] = field(default_factory=list)
-    given: int = 0
-    """So many replicas were reached, and may have worked on it: those are what is bounded."""
-    last: Outcome = field(default_factory=lambda: Outcome(Ending.UNREACHED))
-    doubtful: bool = False
-    """A replica failed over it, which may be the request's own doing."""
-    resumption: Resumption | None = None
-    """Its answer has begun, and shall go on."""
 
 
 def split_decider(handoff: HandOffSettings) -> SplitDecider:
@@ -217,7 +184,10 @@ class Journey:
             return self._refuse(
                 client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
             )
-        prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, request.path, len(body)))
+        if size <= READ_ASIDE_BYTES:
+            prompt = self._reading.prompt(ask, request.path, len(body))
+        else:
+            prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, request.path, len(body)))
 
         rank = asked_rank(request)
         course = Course(
@@ -271,7 +241,8 @@ class Journey:
         if course.given + 1 < rules.max_attempts:
             leg.may_move = functools.partial(self._may_move, model, tried)
             leg.may_retry = functools.partial(self._may_retry, model, tried, course.doubtful)
-        patience = replace(rules.patience, first_byte=max(0.001, course.deadline - self._clock()))
+        usual = rules.patience
+        patience = Patience(max(0.001, course.deadline - self._clock()), usual.idle, usual.keep_alive)
         added = leg.added()
         try:
             if hand_over is not None and leg.split is not None:

@@ -22,8 +22,8 @@ RANK_HEADER = b"X-data-parallel-rank"
 
 def asked_rank(request: Request) -> int | None:
     """The data-parallel rank that the client asks for (vLLM reads X-data-parallel-rank)."""
-    value = request.header(RANK_HEADER.lower())
-    return int(value) if value is not None and value.isdigit() and len(value) < 6 else None
+    value = request.rank
+    return int(value) if value and value.isdigit() and len(value) < 6 else None
 
 
 class Leg:
@@ -116,20 +116,19 @@ class Leg:
         replica.heard_at = self._clock()
         if head.status < 500:
             self.sound(replica)
-        kind = (head.header(b"content-type") or b"").lower()
-        stream = kind.startswith(b"text/event-stream")
+        stream = head.kind.startswith(b"text/event-stream")
         # Where KV has to arrive first, the role alone proves nothing: `by` tells.
         self._streamed = stream and head.status == 200 and self.split is None
-        if head.status == 200 and self.prompt.ask.kind != "other" and head.header(b"content-encoding") is None:
+        if head.status == 200 and self.prompt.ask.kind != "other" and not head.encoded:
             if stream:
                 self._watch = EventWatch()
-            elif kind.startswith(b"application/json"):
+            elif head.kind.startswith(b"application/json"):
                 self._watch = JsonWatch()
         shown: Headers = []
         if self.split is not None:
             # What the engines know it by may be another name.
-            head.drop(REQUEST_ID)
-        if self.request_id and head.header(REQUEST_ID) is None:
+            head.drop_id()
+        if self.request_id and not head.tells_id:
             shown.append((b"X-Request-Id", self.request_id))
         if not self._show_choice:
             return shown

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from router.prompt.blocks import NO_EXTRA, Chain, Extra
 from router.prompt.hashing import Hashing
+from router.prompt.memo import Row
 from router.prompt.reader import PromptError, Reader
 from router.prompt.request import Ask, prompted, read
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from router.fleet.discovery import Fleet
     from router.fleet.replica import Replica
     from router.prompt.blocks import ByteHasher, Hasher
-    from router.prompt.memo import Row
     from router.prompt.readers import Readers
 
 log = logging.getLogger("warmroute.reading")

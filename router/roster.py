@@ -10,6 +10,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from router.fleet.probe import Probe
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from router.feeds import Feeds
     from router.fleet.discovery import Fleet
     from router.fleet.links import Links
-    from router.fleet.probe import Probe
     from router.fleet.rates import Rates
     from router.fleet.replica import Replica, Role
     from router.handoff.connectors import Connectors

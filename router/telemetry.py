@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import accumulate
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+
+from router.series import Count, Times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -23,38 +22,6 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 6
 # Between two tokens: milliseconds while all is well, and then as the others.
 PACE_SECONDS = (0.001, 0.0025, 0.005, *SECONDS[:1], 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, *SECONDS[5:])
 DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
-
-
-class Count:
-    """One series that only grows. The library's own locks for each increment, and there is one thread that counts."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def inc(self, by: float = 1) -> None:
-        self.value += by
-
-
-class Times:
-    """One histogram of seconds."""
-
-    __slots__ = ("_bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self._bounds, seconds)] += 1
-        self.total += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: each counts what is no longer than its bound."""
-        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        return list(zip(bounds, accumulate(map(float, self.counts)), strict=True))
 
 
 S = TypeVar("S", Count, Times)

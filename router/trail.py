@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from router.leg import Leg
 
 
-@dataclass(slots=True)
 class Trail:
     """What is known of one request when it is over, beside what the wire knows."""
 
-    model: str | None = None
-    stream: bool = False
-    tried: list[str] = field(default_factory=list)
-    """Replicas that were asked, in order."""
-    legs: list[Leg] = field(default_factory=list)
-    """What was begun there; the last one is who answered."""
-    began: float = 0.0
-    """When it had come whole, by the loop's clock."""
-    ended: float = 0.0
-    ending: str = ""
-    status: int = 0
-    """What the client was told; 0 where it was told none."""
+    __slots__ = ("began", "ended", "ending", "legs", "model", "status", "stream", "tried")
+
+    def __init__(self) -> None:
+        self.model: str | None = None
+        self.stream = False
+        self.tried: list[str] = []
+        """Replicas that were asked, in order."""
+        self.legs: list[Leg] = []
+        """What was begun there; the last one is who answered."""
+        self.began = 0.0
+        """When it had come whole, by the loop's clock."""
+        self.ended = 0.0
+        self.ending = ""
+        self.status = 0
+        """What the client was told; 0 where it was told none."""
 
     @property
     def first_token_at(self) -> float | None:

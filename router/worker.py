@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import aiohttp
 import msgspec
 
 from router.config import Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # The supervisor answers at once; what takes this long is not coming.
 ASK_SECONDS = 5.0

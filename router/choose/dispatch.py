@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from router.choose.cost import DECODE_WEIGHT, Candidate, Price
 from router.choose.policies import Decision, Policy, decide
-from router.choose.split import Choice
-from router.fleet.ledger import Stage
+from router.choose.split import Choice, SplitDecision
+from router.fleet.ledger import Booking, Stage
 from router.index.outside import together
 from router.index.shared_codec import NO_LOAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from router.choose.split import SplitDecider, SplitDecision
-    from router.fleet.ledger import Booking
+    from router.choose.split import SplitDecider
     from router.fleet.links import Links
     from router.fleet.rates import Rates
     from router.fleet.replica import Replica

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from router.choose.policies import Decision
-    from router.choose.split import SplitDecision
+from router.choose.policies import Decision
+from router.choose.split import SplitDecision
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,18 @@ Other routers' rules stand beside it by name, to compare with: they see the prom
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from router.choose.cost import DECODE_WEIGHT, Candidate, Price, begins_branch, prices
 from router.fleet.ledger import ROUTED_WINDOW_SECONDS
+from router.fleet.links import Link, Links
+from router.fleet.rates import Rates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from router.fleet.links import Link, Links
-    from router.fleet.rates import Rates
 
 # What holds others up counts, too. All of these were found in simulation (python -m bench simulate split).
 #

@@ -17,6 +17,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,8 +49,7 @@ from router.index.shared_link import Link, LinkError, RefusedError, Target
 from router.names import Name
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from router.index.shared_known import ToldKnown
 

@@ -11,6 +11,7 @@ import hashlib
 import pickle
 import sys
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
 ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 """The choices of `--prefix-caching-hash-algo`, as `vllm:cache_config_info` spells them."""

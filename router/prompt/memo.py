@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import xxhash
 
-from router.prompt.blocks import chain_of, grow
+from router.prompt.blocks import Run, chain_of, grow
 from router.prompt.cache import Bounded
 from router.prompt.segments import MIN_PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from router.prompt.blocks import Chain, Extra, Links, Run
+    from router.prompt.blocks import Chain, Extra, Links
     from router.prompt.bodies import Known
 
 Piece: TypeAlias = "str | bytes | array[int]"

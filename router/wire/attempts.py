@@ -7,14 +7,13 @@ only honest answers are the replica's own bytes, an error event, or a broken con
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from router.wire import errors
 from router.wire.http import Head, Headers, Request, request_head, response_head
 from router.wire.stream import DONE, ERROR_EVENT, Verdict, failed_at
-from router.wire.upstream import BrokenError, ExhaustedError, Pool, Upstream
+from router.wire.upstream import BrokenError, ExhaustedError, Pool, Sink, Upstream
 
 if TYPE_CHECKING:
     from router.wire.front import Front
@@ -43,14 +42,17 @@ SHOWN = frozenset({Ending.COMPLETE, Ending.BROKEN, Ending.CUT, Ending.STALLED})
 """Endings of an answer that the client has seen something of."""
 
 
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """`begun`: the replica had the whole request, so that its failure may be the request's doing."""
+    """How it ended, and why, in words."""
 
-    ending: Ending
-    status: int | None = None
-    why: str = ""
-    begun: bool = False
+    __slots__ = ("begun", "ending", "status", "why")
+
+    def __init__(self, ending: Ending, status: int | None = None, why: str = "", begun: bool = False) -> None:
+        self.ending = ending
+        self.status = status
+        self.why = why
+        self.begun = begun
+        """The replica had the whole request, so that its failure may be the request's doing."""
 
 
 class Observer(Protocol):
@@ -92,17 +94,19 @@ class Hold(Protocol):
         """What the stream begins with, told of each piece until it is an answer or an error."""
 
 
-@dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds without a byte before a replica is given up: before its answer begins, over all attempts of a request
     together, and within its answer. `keep_alive`: before the client of a stream is sent a comment; 0: never."""
 
-    first_byte: float
-    idle: float
-    keep_alive: float = 0.0
+    __slots__ = ("first_byte", "idle", "keep_alive")
+
+    def __init__(self, first_byte: float, idle: float, keep_alive: float = 0.0) -> None:
+        self.first_byte = first_byte
+        self.idle = idle
+        self.keep_alive = keep_alive
 
 
-class Attempt:
+class Attempt(Sink):
     """Sends one request to one replica and passes the answer on. Use once."""
 
     __slots__ = (
@@ -228,16 +232,15 @@ class Attempt:
         extra = self._observer.answering(head)
         request = self._request
         bodiless = head.bodiless or request.method == b"HEAD"
-        measured = head.header(b"content-length") is not None and head.header(b"transfer-encoding") is None
+        measured = head.measured
         self._chunked = not bodiless and not measured and request.http11
         # HTTP/1.0 knows no chunks: there the end of an unmeasured body is the end of the connection.
         close = not self._client.keep_alive or (not bodiless and not measured and not request.http11)
         if close:
             request.keep_alive = False
-        kind = (head.header(b"content-type") or b"").lower()
         # Into a compressed stream no plain event can be written, and into one of a told length none at all.
-        plain = head.header(b"content-encoding") is None and not measured and not bodiless
-        self._plain_events = plain and kind.startswith(b"text/event-stream")
+        plain = not (head.encoded or measured or bodiless)
+        self._plain_events = plain and head.kind.startswith(b"text/event-stream")
         self._out.append(response_head(head, extra, chunked=self._chunked, close=close))
         if self._hold is None or not self._plain_events or head.status != 200:
             self._show()

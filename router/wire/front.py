@@ -11,19 +11,18 @@ import ipaddress
 import logging
 import re
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httptools
 
 from router.wire import errors
-from router.wire.http import FATES, Fate, Headers, Request
+from router.wire.http import CODING, CROSSES, EXPECT, HOST, LENGTH, RANK, REQUEST_ID, Headers, Request, fate
+from router.wire.keys import Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from router.wire.errors import Refusal
-    from router.wire.keys import Keys
 
 log = logging.getLogger("warmroute.front")
 
@@ -69,13 +68,17 @@ class Limits:
     """0 sets no bound."""
 
 
+def _untold(_status: int, _front: Front) -> None:
+    pass
+
+
 @dataclass(slots=True, eq=False)
 class Door:
     """What all client connections share."""
 
     serve: Callable[[Request, Front], Coroutine[Any, Any, None]]
     limits: Limits
-    refused: Callable[[int, Front], None] = lambda *_: None
+    refused: Callable[[int, Front], None] = _untold
     """Told the status of what was refused before it was a request, and whose it was."""
     keys: Keys | None = None
     """Those who may enter; None lets in everybody."""
@@ -104,8 +107,9 @@ class Door:
             connection.abort()
 
 
-class Front(asyncio.Protocol):
-    """One client connection."""
+class Front:
+    """One client connection. An `asyncio.Protocol`, but not by inheritance: a class that is compiled inherits from
+    compiled ones only."""
 
     __slots__ = (
         "_ahead",
@@ -129,6 +133,7 @@ class Front(asyncio.Protocol):
         "_parser",
         "_paused",
         "_progress",
+        "_rank",
         "_ready",
         "_refusal",
         "_request",
@@ -158,7 +163,7 @@ class Front(asyncio.Protocol):
         self._target = b""
         self._headers: Headers = []
         self._key = ""
-        self._id = b""
+        self._id = self._rank = b""
         self._body: list[bytes] = []
         self._body_size = 0
         self._head_seen = 0  # bytes fed since the last message's end
@@ -301,7 +306,7 @@ class Front(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._target = b""
-        self._id = b""
+        self._id = self._rank = b""
         self._headers = []
         self._drop_body()
         self._in_body = False
@@ -337,18 +342,20 @@ class Front(asyncio.Protocol):
         expects = False
         codings = []
         for name, value in self._headers:
-            fate = FATES[name]
-            if fate is Fate.CROSSES:
+            what = fate(name)
+            if what == CROSSES:
                 continue
-            if fate is Fate.HOST:
+            if what == HOST:
                 hosts += 1
-            elif fate is Fate.LENGTH:
+            elif what == LENGTH:
                 lengths = int(value)  # llhttp has proven it to be digits
-            elif fate is Fate.EXPECT and value.lower() == b"100-continue":
+            elif what == EXPECT and value.lower() == b"100-continue":
                 expects = True
-            elif fate is Fate.REQUEST_ID and not self._id:
-                self._id = value
-            elif fate is Fate.CODING:
+            elif what == REQUEST_ID:
+                self._id = self._id or value
+            elif what == RANK:
+                self._rank = self._rank or value
+            elif what == CODING:
                 codings.append(value.strip().lower())
         if self._refusal is not None:
             return
@@ -423,6 +430,7 @@ class Front(asyncio.Protocol):
                 keep_alive=self._parser.should_keep_alive(),
                 key=self._key,
                 id=self._id,
+                rank=self._rank,
                 upgrade=self._upgrade() if self._parser.should_upgrade() else b"",
             )
         )

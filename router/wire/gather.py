@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from router.wire.attempts import STALE_SECONDS
 from router.wire.http import request_head
-from router.wire.upstream import BrokenError
+from router.wire.upstream import BrokenError, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ class Gathered:
     body: bytes
 
 
-class Gather:
+class Gather(Sink):
     """A `Sink` that keeps what comes."""
 
     def __init__(self, max_bytes: int) -> None:

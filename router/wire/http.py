@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 """Names in the spelling they arrived in, in order, repeats kept."""
 
-OWN_PREFIX = b"x-warmroute-"
+OWN_PREFIX: Final = b"x-warmroute-"
 """Headers that only the router writes: a client's are dropped, a replica's too."""
 
 # RFC 9110 7.6.1: these speak of one connection, not of the message. Expect is answered by the front itself.
-HOP_BY_HOP = frozenset(
+HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
         b"expect",
@@ -29,26 +27,87 @@ HOP_BY_HOP = frozenset(
 )
 
 
-@dataclass(slots=True)
+# What a header's name makes of it. Those up to ENCODING cross; HOST and LENGTH are the message's own, and written anew
+# by this hop; no hop passes those from CONNECTION on. Plain numbers, since each header of each message is judged.
+CROSSES: Final = 0
+REQUEST_ID: Final = 1
+RANK: Final = 2
+TYPE: Final = 3
+ENCODING: Final = 4
+HOST: Final = 5
+LENGTH: Final = 6
+CONNECTION: Final = 7
+EXPECT: Final = 8
+CODING: Final = 9
+STAYS: Final = 10
+
+_NAMED: Final = {
+    b"x-request-id": REQUEST_ID,
+    b"x-data-parallel-rank": RANK,
+    b"content-type": TYPE,
+    b"content-encoding": ENCODING,
+    b"host": HOST,
+    b"content-length": LENGTH,
+    b"connection": CONNECTION,
+    b"expect": EXPECT,
+    b"transfer-encoding": CODING,
+}
+# By names as they are spelled: peers spell few, and looking one up is cheaper than lowering it.
+_FATES: Final[dict[bytes, int]] = {}
+_MOST_NAMES: Final = 1024
+_LONGEST_NAME: Final = 64
+# What stays here anyway, and what Connection cannot take away.
+_NEVER_NAMED: Final = HOP_BY_HOP | {b"close", b"content-length", b"host"}
+
+
+def fate(name: bytes) -> int:
+    """What becomes of a header of this name, in any spelling: one of the numbers above."""
+    known = _FATES.get(name)
+    if known is not None:
+        return known
+    lower = name.lower()
+    stays = lower in HOP_BY_HOP or lower.startswith(OWN_PREFIX)
+    found = _NAMED.get(lower, STAYS if stays else CROSSES)
+    if len(name) <= _LONGEST_NAME:
+        if len(_FATES) >= _MOST_NAMES:
+            _FATES.clear()
+        _FATES[name] = found
+    return found
+
+
 class Request:
     """A whole request: the body has arrived and its framing is gone."""
 
-    method: bytes
-    target: bytes
-    headers: Headers
-    body: bytes
-    http11: bool
-    keep_alive: bool
-    upgrade: bytes = b""
-    """The protocol that the client would rather speak, where that is one that can be passed on."""
-    key: str = ""
-    """The name of the client's API key, where keys are asked for."""
-    id: bytes = b""
-    """The client's X-Request-Id, or one that was made for it."""
+    __slots__ = ("body", "headers", "http11", "id", "keep_alive", "key", "method", "path", "rank", "target", "upgrade")
 
-    @property
-    def path(self) -> str:
-        return self.target.partition(b"?")[0].decode("latin-1")
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Headers,
+        body: bytes,
+        http11: bool,
+        keep_alive: bool,
+        upgrade: bytes = b"",
+        key: str = "",
+        id: bytes = b"",
+        rank: bytes = b"",
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.path = target.partition(b"?")[0].decode("latin-1")
+        self.headers = headers
+        self.body = body
+        self.http11 = http11
+        self.keep_alive = keep_alive
+        self.upgrade = upgrade
+        """The protocol that the client would rather speak, where that is one that can be passed on."""
+        self.key = key
+        """The name of the client's API key, where keys are asked for."""
+        self.id = id
+        """The client's X-Request-Id, or one that was made for it."""
+        self.rank = rank
+        """What its X-data-parallel-rank says."""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
@@ -57,94 +116,101 @@ class Request:
                 return value
         return None
 
+    def like(
+        self, *, method: bytes | None = None, target: bytes | None = None, headers: Headers | None = None
+    ) -> Request:
+        """Another one of the same client, that differs in this."""
+        return Request(
+            self.method if method is None else method,
+            self.target if target is None else target,
+            self.headers if headers is None else headers,
+            self.body,
+            self.http11,
+            self.keep_alive,
+            self.upgrade,
+            self.key,
+            self.id,
+            self.rank,
+        )
 
-@dataclass(slots=True)
+
 class Head:
     """Status line and headers of a replica's answer."""
 
-    status: int
-    reason: bytes
-    headers: Headers
-    _named: dict[bytes, bytes] | None = field(default=None, repr=False, compare=False)
+    __slots__ = ("codings", "encoded", "headers", "kind", "length", "reason", "status", "tells_id")
+
+    def __init__(self, status: int, reason: bytes, headers: Headers) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.length = False
+        """Whether its Content-Length was told."""
+        self.codings: list[bytes] | None = None
+        """Its Transfer-Encodings, in lower case."""
+        self.kind = b""
+        """Its Content-Type, in lower case."""
+        self.encoded = False
+        """Whether its body is compressed, or the like."""
+        self.tells_id = False
+        """Whether it has an X-Request-Id."""
+        for name, value in headers:
+            what = fate(name)
+            if what == CROSSES:
+                continue
+            if what == LENGTH:
+                self.length = True
+            elif what == TYPE:
+                if not self.kind:
+                    self.kind = value.lower()
+            elif what == ENCODING:
+                self.encoded = True
+            elif what == REQUEST_ID:
+                self.tells_id = True
+            elif what == CODING:
+                codings = self.codings
+                if codings is None:
+                    codings = self.codings = []
+                codings.append(value.strip().lower())
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
-        named = self._named
-        if named is None:
-            # Several are asked for of each answer. The first of equal names stays.
-            named = self._named = {key.lower(): value for key, value in reversed(self.headers)}
-        return named.get(name)
+        for key, value in self.headers:
+            if key.lower() == name:
+                return value
+        return None
 
-    def drop(self, name: bytes) -> None:
-        """Take a header out, wherever it stands; `name` in lower case."""
-        self.headers = [pair for pair in self.headers if pair[0].lower() != name]
-        self._named = None
+    def drop_id(self) -> None:
+        """Take its X-Request-Id out, wherever it stands."""
+        self.headers = [pair for pair in self.headers if fate(pair[0]) != REQUEST_ID]
+        self.tells_id = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether it tells the length of its body."""
+        return self.length and self.codings is None
 
     @property
     def bodiless(self) -> bool:
         """RFC 9112 6.3: these statuses end with their headers whatever the headers say."""
-        return self.status in (204, 304) or self.status < 200
+        return self.status < 200 or self.status in (204, 304)
 
 
-class Fate(IntEnum):
-    """What a header's name makes of it. Those from HOST on are each hop's own, those from CONNECTION on no hop passes
-    on."""
-
-    CROSSES = 0
-    REQUEST_ID = 1
-    HOST = 2
-    LENGTH = 3
-    CONNECTION = 4
-    EXPECT = 5
-    CODING = 6
-    STAYS = 7
-
-
-_NAMED = {
-    b"x-request-id": Fate.REQUEST_ID,
-    b"host": Fate.HOST,
-    b"content-length": Fate.LENGTH,
-    b"connection": Fate.CONNECTION,
-    b"expect": Fate.EXPECT,
-    b"transfer-encoding": Fate.CODING,
-}
-
-
-class _Fates(dict[bytes, Fate]):
-    """By the name as it is spelled. Clients spell few names, and looking one up is cheaper than lowering it."""
-
-    def __missing__(self, name: bytes) -> Fate:
-        lower = name.lower()
-        stays = lower in HOP_BY_HOP or lower.startswith(OWN_PREFIX)
-        fate = _NAMED.get(lower, Fate.STAYS if stays else Fate.CROSSES)
-        if len(name) <= _LONGEST_NAME:
-            if len(self) >= _MOST_NAMES:
-                self.clear()
-            self[name] = fate
-        return fate
-
-
-FATES = _Fates()
-_MOST_NAMES, _LONGEST_NAME = 1024, 64
-_HOST, _LENGTH, _CONNECTION = Fate.HOST, Fate.LENGTH, Fate.CONNECTION
-
-
-def end_to_end(headers: Headers) -> Headers:
-    """The headers that may cross the router: neither hop-by-hop, nor named by Connection, nor our own."""
-    kept = []
-    named: set[bytes] = set()
-    for pair in headers:
-        fate = FATES[pair[0]]
-        if fate <= _LENGTH:
-            kept.append(pair)
-        elif fate is _CONNECTION:
-            named.update(token.strip().lower() for token in pair[1].split(b","))
-    named -= _NEVER_NAMED
-    return [pair for pair in kept if pair[0].lower() not in named] if named else kept
-
-
-# What stays here anyway, and what Connection cannot take away.
-_NEVER_NAMED = HOP_BY_HOP | {b"close", b"content-length", b"host"}
+def _add_crossing(lines: list[bytes], headers: Headers, last: int) -> None:
+    """Add the headers that may cross the router: neither hop-by-hop, nor named by Connection, nor our own. `last`: the
+    last fate that crosses here."""
+    named: set[bytes] | None = None
+    for name, value in headers:
+        if fate(name) == CONNECTION:
+            named = named or set()
+            named.update(token.strip().lower() for token in value.split(b","))
+    if named is not None:
+        named -= _NEVER_NAMED
+    for name, value in headers:
+        if fate(name) <= last and not (named and name.lower() in named):
+            lines.append(name)
+            lines.append(b": ")
+            lines.append(value)
+            lines.append(b"\r\n")
 
 
 def request_head(
@@ -152,13 +218,13 @@ def request_head(
 ) -> bytes:
     """The request's head for a replica: same method, target and headers and those `added`, this hop's own framing of
     `length` bytes."""
-    lines = [request.method, b" ", base_path, request.target, b" HTTP/1.1\r\nHost: ", authority, b"\r\n"]
-    for name, value in end_to_end(request.headers):
-        if FATES[name] < _HOST:
-            lines += (name, b": ", value, b"\r\n")
-    for name, value in added or ():
-        lines += (name, b": ", value, b"\r\n")
-    if length or request.method in (b"POST", b"PUT", b"PATCH"):
+    method = request.method
+    lines = [method, b" ", base_path, request.target, b" HTTP/1.1\r\nHost: ", authority, b"\r\n"]
+    _add_crossing(lines, request.headers, ENCODING)
+    if added:
+        for name, value in added:
+            lines.extend((name, b": ", value, b"\r\n"))
+    if length or method in (b"POST", b"PUT", b"PATCH"):
         lines.append(b"Content-Length: %d\r\n\r\n" % length)
     else:
         lines.append(b"\r\n")
@@ -167,13 +233,12 @@ def request_head(
 
 def response_head(head: Head, extra: Headers, *, chunked: bool, close: bool) -> bytes:
     """An answer's head for the client. `chunked`: the body that follows is framed in chunks by this hop."""
-    lines = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
-    for name, value in end_to_end(head.headers):
-        # A length beside chunks is a smuggler's tool (RFC 9112 6.3); the chunks win.
-        if not ((chunked or head.status == 204) and FATES[name] is _LENGTH):
-            lines += (name, b": ", value, b"\r\n")
+    status = head.status
+    lines = [b"HTTP/1.1 200 " if status == 200 else b"HTTP/1.1 %d " % status, head.reason, b"\r\n"]
+    # A length beside chunks is a smuggler's tool (RFC 9112 6.3); the chunks win.
+    _add_crossing(lines, head.headers, HOST if chunked or status == 204 else LENGTH)
     for name, value in extra:
-        lines += (name, b": ", value, b"\r\n")
+        lines.extend((name, b": ", value, b"\r\n"))
     if chunked:
         lines.append(b"Transfer-Encoding: chunked\r\n")
     if close:

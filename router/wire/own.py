@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -11,7 +11,7 @@ from router.wire import errors
 from router.wire.http import Head, response_head
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from router.wire.front import Front
     from router.wire.http import Request
@@ -23,7 +23,7 @@ class Own:
 
     def __init__(
         self,
-        beyond: Callable[[Request, Front], Awaitable[None]],
+        beyond: Callable[[Request, Front], Coroutine[Any, Any, None]],
         *,
         missing: Callable[[], list[str]],
         lacking: Callable[[], list[str]],
@@ -34,10 +34,10 @@ class Own:
         self._lacking = lacking
         self._metrics = metrics
 
-    async def serve(self, request: Request, client: Front) -> None:
-        if request.method not in (b"GET", b"HEAD"):
-            await self._beyond(request, client)
-            return
+    def serve(self, request: Request, client: Front) -> Coroutine[Any, Any, None]:
+        return (self._serve if request.method in (b"GET", b"HEAD") else self._beyond)(request, client)
+
+    async def _serve(self, request: Request, client: Front) -> None:
         match request.path:
             case "/health":
                 _answer(request, client, 200, "application/json", b'{"status":"ok"}')

@@ -46,8 +46,7 @@ class Resumed(Attempt):
     def head(self, head: Head) -> None:
         self._begun(head)
         assert self._connection is not None
-        kind = (head.header(b"content-type") or b"").lower()
-        stream = kind.startswith(b"text/event-stream") and head.header(b"content-encoding") is None
+        stream = head.kind.startswith(b"text/event-stream") and not head.encoded
         if head.status != 200 or not stream:
             why = f"it answered {head.status}" if head.status != 200 else "it did not answer with a stream"
             self._settle(Outcome(Ending.REFUSED, head.status, why, begun=head.status == 500))

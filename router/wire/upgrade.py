@@ -54,8 +54,8 @@ class Upgrade(Attempt):
         else:
             self._tunnel.end(why)
 
-    def switched(self, head: Head, rest: bytes) -> None:
-        """It agreed. `rest`: what it has said since."""
+    def switched(self, head: Head, rest: bytes) -> bool:
+        """It agreed."""
         connection = self._connection
         assert connection is not None
         assert connection.transport is not None
@@ -74,3 +74,4 @@ class Upgrade(Attempt):
         )
         self._switched()
         self._settle(Outcome(Ending.COMPLETE, head.status))
+        return True

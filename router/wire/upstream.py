@@ -6,8 +6,9 @@ import asyncio
 import errno
 import re
 import ssl
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
@@ -15,6 +16,8 @@ from router.names import Name
 from router.wire.http import Head, Headers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.config import Address
 
 # A replica's own limit on header bytes is far below; beyond this it is not an HTTP server.
@@ -33,34 +36,40 @@ class ExhaustedError(Exception):
     """The process may not open another connection: no replica's fault."""
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """Where one answer goes. After `complete` (which flushes) or `broken` no call follows."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def head(self, head: Head) -> None: ...
 
+    @abstractmethod
     def body(self, piece: bytes) -> None: ...
 
+    @abstractmethod
     def flush(self) -> None:
         """All that one packet brought has been given, and the answer goes on."""
 
+    @abstractmethod
     def complete(self) -> None: ...
 
+    @abstractmethod
     def broken(self, why: BrokenError) -> None: ...
 
+    @abstractmethod
     def lost(self, why: str) -> None:
         """The replica gives no sign of life. What becomes of the exchange is the sink's to decide."""
 
-
-@runtime_checkable
-class Switching(Sink, Protocol):
-    """A sink that has asked for another protocol."""
-
-    def switched(self, head: Head, rest: bytes) -> None:
-        """The replica agreed, and `rest` is what it has said in it. The connection's transport is the sink's now."""
+    def switched(self, _head: Head, _rest: bytes) -> bool:
+        """The replica speaks another protocol from here on, and `rest` is what it has said in it. Whether that was
+        asked for: then the connection's transport is the sink's now."""
+        return False
 
 
-class Upstream(asyncio.Protocol):
-    """One connection to a replica; one exchange at a time."""
+class Upstream:
+    """One connection to a replica; one exchange at a time. An `asyncio.Protocol`, but not by inheritance: a class that
+    is compiled inherits from compiled ones only."""
 
     __slots__ = (
         "_complete",
@@ -100,7 +109,7 @@ class Upstream(asyncio.Protocol):
         self._head_seen = 0
         self._complete = False
         self._surplus = False
-        self._switched: Switching | None = None  # whose connection this is now
+        self._switched: Sink | None = None  # whose connection this is now
         self._until_close = False
         self._keep_alive = False
         self._nonsense = ""  # what of the answer's head makes none
@@ -200,10 +209,9 @@ class Upstream(asyncio.Protocol):
 
     def _switch(self, sink: Sink, rest: bytes) -> None:
         """It says that it speaks another protocol from here on."""
-        if isinstance(sink, Switching):
-            self._sink, self._switched = None, sink
-            sink.switched(Head(self.parser.get_status_code(), self._reason, self._headers), rest)
-        else:
+        self._sink, self._switched = None, sink
+        if not sink.switched(Head(self.parser.get_status_code(), self._reason, self._headers), rest):
+            self._sink, self._switched = sink, None
             self._fail("it switched protocols unasked")
 
     def eof_received(self) -> bool:
@@ -262,14 +270,8 @@ class Upstream(asyncio.Protocol):
         status = self.parser.get_status_code()
         if 100 <= status < 200:
             return  # interim (RFC 9110 15.2): the answer proper follows
-        measured = False
-        codings = []
-        for name, value in self._headers:
-            lower = name.lower()
-            if lower == b"transfer-encoding":
-                codings.append(value.strip().lower())
-            elif lower == b"content-length":
-                measured = True
+        head = Head(status, self._reason, self._headers)
+        codings = head.codings
         if not 200 <= status < 600 or not REASON.fullmatch(self._reason):
             self._nonsense = "status"
             return
@@ -277,10 +279,9 @@ class Upstream(asyncio.Protocol):
             # Other codings would reach the client unnamed; HTTP/1.0 knows none (RFC 9112 6.1).
             self._nonsense = "Transfer-Encoding"
             return
-        head = Head(status, self._reason, self._headers)
         self._head = head
         if not head.bodiless and not self._head_only:
-            self._until_close = not (measured or codings)
+            self._until_close = not (head.length or codings)
         if self._sink is not None:
             self._sink.head(head)
         if self._head_only:
@@ -326,8 +327,8 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 where = await self._name.resolve()
-                _, connection = await self._loop.create_connection(
-                    lambda: Upstream(self),
+                _, opened = await self._loop.create_connection(
+                    cast("Callable[[], asyncio.Protocol]", self._another),
                     where,
                     self.address.port,
                     ssl=self._tls,
@@ -341,7 +342,10 @@ class Pool:
                 raise ExhaustedError from None
             self._name.doubt(where)
             raise BrokenError(_name(error)) from None
-        return connection
+        return cast("Upstream", opened)
+
+    def _another(self) -> Upstream:
+        return Upstream(self)
 
     def take_idle(self) -> Upstream | None:
         while self._idle:
