@@ -184,6 +184,8 @@ class MistralChat:
                 return False
             before = each.role
             if each.role == "assistant":
+                if self.version < 7 and each.parts and each.calls:
+                    return False  # refused, which a whole rendering tells
                 places, at = {call[0]: i for i, call in enumerate(each.calls)}, -1
             elif each.role == "tool" and self.version >= 11:
                 place = places.get(each.call_id, -1)

@@ -128,6 +128,15 @@ def test_what_the_engine_refuses_has_no_prompt(version: str, messages: list[Any]
         ids(version, *messages)
 
 
+def test_a_message_that_is_refused_is_not_written_by_itself() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chat = [USER, {"role": "assistant", "content": "x", "tool_calls": [call]}, USER]
+    for version, by_itself in (("v3", False), ("v7", True)):
+        template = tokenizer(version).chat_template
+        assert template is not None
+        assert (template.render_parts(chat) is not None) == by_itself
+
+
 def test_settings_of_the_model() -> None:
     assert shown("v15", USER) == '<1><27>{"reasoning_effort": "none"}<28><3>hi<4>'
     assert shown("v15", USER, reasoning_effort="high") == '<1><27>{"reasoning_effort": "high"}<28><3>hi<4>'
