@@ -370,7 +370,7 @@ class Journey:
                     answer_tokens=prompt.answer_tokens,
                     outside=outside,
                 )
-        blocks = {view[0]: sum(len(chain.keys) for chain in chains) for view, chains in prompt.chains.items()}
+        blocks = {view.block_size: sum(len(chain.keys) for chain in view.chains) for view in prompt.views}
         return Explanation(
             model=ask.model,
             kind=ask.kind,

@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from router.prompt.blocks import NO_EXTRA, Chain, Extra
 from router.prompt.hashing import Hashing
-from router.prompt.memo import Row
 from router.prompt.reader import PromptError, Reader
 from router.prompt.request import Ask, prompted, read
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from router.fleet.discovery import Fleet
     from router.fleet.replica import Replica
     from router.prompt.blocks import ByteHasher, Hasher
+    from router.prompt.memo import Row
     from router.prompt.readers import Readers
 
 log = logging.getLogger("warmroute.reading")
@@ -41,21 +40,35 @@ BODY_BYTES_PER_TOKEN = 4
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+class View:
+    """A request's prompts in blocks, as replicas of one kind hash them."""
+
+    __slots__ = ("block_size", "chains", "extra", "hashing")
+
+    def __init__(self, block_size: int, hashing: Hashing, extra: Extra, chains: list[Chain]) -> None:
+        self.block_size = block_size
+        self.hashing = hashing
+        self.extra = extra
+        self.chains = chains
+
+
 class Prompt:
     """What was read of a request. `prompts` is empty where only load can guide its routing."""
 
-    ask: Ask
-    reader: Reader | None = None
-    prompts: list[Row] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    """The length of each prompt, in tokens."""
-    unread: str | None = None
-    """Why only load can guide its routing, if so."""
-    answer_tokens: int = 0
-    """What is expected to be generated."""
-    chains: dict[tuple[int, Hashing | None, Extra], list[Chain]] = field(default_factory=dict)
-    """The prompts' blocks, for each way in which replicas hash them."""
+    __slots__ = ("answer_tokens", "ask", "prompts", "reader", "tokens", "unread", "views")
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.reader: Reader | None = None
+        self.prompts: list[Row] = []
+        self.tokens: list[int] = []
+        """The length of each prompt, in tokens."""
+        self.unread: str | None = None
+        """Why only load can guide its routing, if so."""
+        self.answer_tokens = 0
+        """What is expected to be generated."""
+        self.views: list[View] = []
+        """The prompts' blocks, for each way in which replicas hash them: mostly one."""
 
     @property
     def sequences(self) -> int:
@@ -71,6 +84,7 @@ class Reading:
         self._readers = readers
         self._hash_seed = hash_seed
         self._hashers: dict[tuple[bool, str, str | None], Hasher | ByteHasher] = {}
+        self._likely: dict[str, Hashing] = {}
         self._surprises: set[str] = set()
         # One for a prompt that takes long, one for those behind it. With more, the event loop would wait for its turn
         # among all of them.
@@ -91,6 +105,8 @@ class Reading:
         beginning = self._readers.beginning(path, body)
         known = beginning.known if beginning is not None else None
         size = len(body) - (known.end if known is not None else 0)
+        if size <= READ_ASIDE_BYTES:
+            return read(path, body, beginning), size
         return await self.aside(size, lambda: read(path, body, beginning)), size
 
     def prompt(self, ask: Ask, path: str, body_bytes: int) -> Prompt:
@@ -144,20 +160,28 @@ class Reading:
         if reader is None or not prompt.prompts:
             return []
         extra = self._extra(replica, prompt.ask)
-        hashing = self._hashing(replica)
-        if not hashing.tagged and extra is not NO_EXTRA:
-            extra = replace(extra, tagged=False)
-        view = (replica.block_size, hashing if reader.exact else None, extra)
-        chains = prompt.chains.get(view)
-        if chains is None:
-            hasher = self._hasher(reader, hashing)
-            size = reader.block_tokens(replica.block_size)
-            chains = prompt.chains[view] = [each.chain(hasher, size, extra) for each in prompt.prompts]
+        hashing = replica.hashing or self._likely_hashing(replica.algorithm)
+        if extra is not NO_EXTRA and not hashing.tagged:
+            extra = extra.untagged()
+        for view in prompt.views:
+            if (
+                view.block_size == replica.block_size
+                and (view.hashing is hashing or not reader.exact or view.hashing == hashing)
+                and (view.extra is extra or view.extra == extra)
+            ):
+                return view.chains
+        hasher = self._hasher(reader, hashing)
+        size = reader.block_tokens(replica.block_size)
+        chains = [each.chain(hasher, size, extra) for each in prompt.prompts]
+        prompt.views.append(View(replica.block_size, hashing, extra, chains))
         return chains
 
-    def _hashing(self, replica: Replica) -> Hashing:
-        """How a replica names its blocks: as its KV events prove it, else as it is likely."""
-        return replica.hashing or Hashing(replica.algorithm, self._hash_seed)
+    def _likely_hashing(self, algorithm: str) -> Hashing:
+        """How a replica is likely to name its blocks whose KV events do not prove it."""
+        found = self._likely.get(algorithm)
+        if found is None:
+            found = self._likely[algorithm] = Hashing(algorithm, self._hash_seed)
+        return found
 
     def _hasher(self, reader: Reader, hashing: Hashing) -> Hasher | ByteHasher:
         key = (reader.exact, hashing.algorithm, hashing.seed)

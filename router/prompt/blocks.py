@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import secrets
+import struct
 import sys
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 """The choices of `--prefix-caching-hash-algo`, as `vllm:cache_config_info` spells them."""
@@ -28,27 +28,63 @@ DEFAULT_SEED = "vllm-none-hash"
 """What vLLM >= 0.29 seeds sha256 and sha256_cbor with where PYTHONHASHSEED is unset. An xxhash engine then draws a
 random seed: its hashes can't be reproduced unless PYTHONHASHSEED is set there."""
 
-_AT_ONCE = 16 * 1024  # token ids
-
 _PICKLE_PROTOCOL = 5  # pickle.HIGHEST_PROTOCOL of CPython 3.8 to 3.14, which is what vLLM asks for
 
+# Of a pickle of (parent, block, None) what stands behind the parent, and behind the block.
+_BEHIND_PARENT, _BEHIND_BLOCK = b"\x94", b"N\x87\x94."
+# Other threads wait for each of these, and beyond 64 KiB pickles are framed anew. A block takes five bytes for each id
+# at the most, and less than 20 beside.
+_AT_ONCE_BYTES = 16_000
+# Stands between blocks that are pickled together. A float is written in full each time, and no client can know it.
+_BETWEEN = secrets.randbits(52) + 0.5
+_WRITTEN_BETWEEN = pickle.dumps(_BETWEEN, _PICKLE_PROTOCOL)[-10:-1]
 
-@dataclass(frozen=True, slots=True)
+
 class Extra:
     """What separates equal tokens in the cache: the LoRA adapter in every block, the salt in the first one.
 
     `lora_path` is the `root` of the adapter's card in /v1/models. Salts and adapters never share a block. `tagged`: the
-    engine is vLLM 0.31 or later, which hashes each key with a tag and adapters by their path too.
+    engine is vLLM 0.31 or later, which hashes each key with a tag and adapters by their path too. Nothing changes it.
     """
 
-    lora_name: str | None = None
-    lora_path: str | None = None
-    cache_salt: str | None = None
-    tagged: bool = True
+    __slots__ = ("_hash", "cache_salt", "lora_name", "lora_path", "tagged")
+
+    def __init__(
+        self,
+        lora_name: str | None = None,
+        lora_path: str | None = None,
+        cache_salt: str | None = None,
+        tagged: bool = True,
+    ) -> None:
+        self.lora_name = lora_name
+        self.lora_path = lora_path
+        self.cache_salt = cache_salt
+        self.tagged = tagged
+        self._hash = hash((lora_name, lora_path, cache_salt, tagged))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Extra) and (self.lora_name, self.lora_path, self.cache_salt, self.tagged) == (
+            other.lora_name,
+            other.lora_path,
+            other.cache_salt,
+            other.tagged,
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Extra({self.lora_name!r}, {self.lora_path!r}, {self.cache_salt!r}, tagged={self.tagged})"
+
+    def untagged(self) -> Extra:
+        """The same for an engine before 0.31."""
+        return Extra(self.lora_name, self.lora_path, self.cache_salt, tagged=False)
 
     def keys(self, *, first: bool) -> tuple[Any, ...] | None:
         """The extra keys of a block, as the engine hashes them; None where there are none."""
         salt = self.cache_salt if first else None
+        if self.lora_name is None and not salt:
+            return None
         if not self.tagged:
             return tuple(_fresh(key) for key in (self.lora_name, salt) if key) or None
         keys: list[tuple[str, ...]] = []
@@ -62,41 +98,57 @@ class Extra:
 NO_EXTRA = Extra()
 
 
-@dataclass(slots=True)  # not frozen: one is made for each request
 class Chain:
     """The keys of a prompt's full blocks, and what it takes to go on from there. Nothing changes it.
 
     `keys`: one unsigned 64-bit integer per full block, in order. `block_size` and `length` are counted in tokens
     (bytes where a `ByteHasher` made it); the last `length % block_size` of them belong to no block yet.
+    `usable_blocks`: the most blocks that this prompt can hit: vLLM always computes the last token itself.
     """
 
-    keys: list[int]
-    block_size: int
-    length: int
-    _hasher: Links = field(repr=False, compare=False)
-    _extra: Extra = field(repr=False)
-    _digest: bytes = field(repr=False)
-    _tail: Sequence[int] = field(repr=False)
+    __slots__ = ("_extra", "_hasher", "_run", "block_size", "keys", "length", "usable_blocks")
 
-    @property
-    def usable_blocks(self) -> int:
-        """The most blocks that this prompt can hit: vLLM always computes the last token itself."""
-        return max(self.length - 1, 0) // self.block_size
+    def __init__(self, keys: list[int], run: Run, block_size: int, length: int, hasher: Links, extra: Extra) -> None:
+        """`run`: how it ends."""
+        self.keys = keys
+        self.block_size = block_size
+        self.length = length
+        self.usable_blocks = (length - 1) // block_size if length else 0
+        self._run = run
+        self._hasher = hasher
+        self._extra = extra
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both go on alike, too."""
+        return isinstance(other, Chain) and self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash((self.length, self._run.digest))
+
+    def _all(self) -> tuple[object, ...]:
+        return self.keys, self.block_size, self.length, self._extra, self._run.digest, list(self._run.tail)
+
+    def __repr__(self) -> str:
+        return f"Chain(keys={self.keys}, block_size={self.block_size}, length={self.length})"
 
     def extend(self, tokens: Sequence[int]) -> Chain:
         """The chain of this prompt followed by `tokens` (same kind as the prompt's: ids, or bytes)."""
-        run = grow(self._hasher, self._digest, self._tail, tokens, self.block_size, self._extra, first=not self.keys)
-        return chain_of(
-            self.keys + run.keys, run, self.block_size, self.length + len(tokens), self._hasher, self._extra
+        run = grow(
+            self._hasher, self._run.digest, self._run.tail, tokens, self.block_size, self._extra, first=not self.keys
         )
+        keys = self.keys + run.keys if run.keys else self.keys
+        return Chain(keys, run, self.block_size, self.length + len(tokens), self._hasher, self._extra)
 
 
-class Run(NamedTuple):
+class Run:
     """What more tokens add to a chain: keys of the blocks that they fill, the last digest, and what is left over."""
 
-    keys: list[int]
-    digest: bytes
-    tail: Sequence[int]
+    __slots__ = ("digest", "keys", "tail")
+
+    def __init__(self, keys: list[int], digest: bytes, tail: Sequence[int]) -> None:
+        self.keys = keys
+        self.digest = digest
+        self.tail = tail
 
 
 class Links(Protocol):
@@ -121,7 +173,7 @@ class Hasher:
     Raises ValueError for an algorithm that vLLM doesn't know.
     """
 
-    __slots__ = ("_digest", "_serialise", "algorithm", "none_hash", "seed")
+    __slots__ = ("_digest", "_heads", "_serialise", "algorithm", "none_hash", "seed")
 
     def __init__(self, algorithm: str, seed: str | None = None) -> None:
         if algorithm not in ALGORITHMS:
@@ -131,6 +183,8 @@ class Hasher:
         self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else xxhash.xxh3_128_digest
         self._serialise: Callable[[object], bytes] = _cbor if algorithm.endswith("_cbor") else _pickle
         self.none_hash: bytes = self._digest(self._serialise(self.seed))
+        self._heads: list[bytes] = []
+        """What a pickle of (parent, block, None) begins with, by the length of the block's own pickle."""
 
     def chain(self, tokens: Sequence[int], block_size: int, extra: Extra = NO_EXTRA) -> Chain:
         """The chain of a prompt's token ids (each >= 0). `block_size` is the engine's hash block size, in tokens."""
@@ -146,8 +200,11 @@ class Hasher:
 
     def blocks(self, tail: Sequence[int], tokens: Sequence[int], block_size: int) -> Iterator[tuple[int, ...]]:
         """The full blocks of token ids, as the tuples that the engine serialises."""
-        ids = chain(_ints(tail), _ints(tokens)) if tail else iter(_ints(tokens))
-        return zip(*[ids] * block_size, strict=False)
+        ids = _joined(tail, tokens)
+        if isinstance(ids, array):
+            whole = memoryview(ids)[: len(ids) - len(ids) % block_size]
+            return struct.iter_unpack(f"{block_size}{ids.typecode}", whole)
+        return zip(*[iter(ids)] * block_size, strict=False)
 
     def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
         """Digests of the full blocks of `tokens`, all with the same extra keys."""
@@ -165,14 +222,36 @@ class Hasher:
             for block in blocks:
                 parent = digest(join((head, parent, size, *map(encoded, block), ends)))
                 digests.append(parent)
-        elif self.algorithm == "sha256":  # the default, so with fewer calls
-            dumps, sha256 = pickle.dumps, hashlib.sha256
-            for block in blocks:
-                parent = sha256(dumps((parent, block, keys), _PICKLE_PROTOCOL)).digest()
-                digests.append(parent)
+        elif keys is None and len(parent) == len(self.none_hash) and 2 * (5 * block_size + 20) < _AT_ONCE_BYTES:
+            at_once = _AT_ONCE_BYTES // (5 * block_size + 20)
+            blocks = iter(blocks)
+            for length in range(len(self._heads), 5 * block_size + 20):
+                self._heads.append(_head_of_pickle(len(parent), length))
+            while part := list(islice(blocks, at_once)):
+                digests += self._pickled(digests[-1] if digests else parent, part)
         else:
             for block in blocks:
                 parent = digest(serialise((parent, block, keys)))
+                digests.append(parent)
+        return digests
+
+    def _pickled(self, parent: bytes, blocks: list[tuple[int, ...]]) -> list[bytes]:
+        """Digests of a few blocks without extra keys, which are pickled together and put into their places then: a call
+        for each would cost more than the digest."""
+        apart: list[object] = [_BETWEEN] * (2 * len(blocks) + 1)
+        apart[1::2] = blocks
+        written = pickle.dumps(tuple(apart), _PICKLE_PROTOCOL).split(_WRITTEN_BETWEEN)
+        digests = []
+        heads, join, behind_parent, behind_block = self._heads, b"".join, _BEHIND_PARENT, _BEHIND_BLOCK
+        if self.algorithm == "sha256":
+            sha256 = hashlib.sha256
+            for block in written[1:-1]:
+                parent = sha256(join((heads[len(block)], parent, behind_parent, block, behind_block))).digest()
+                digests.append(parent)
+        else:
+            digest = self._digest
+            for block in written[1:-1]:
+                parent = digest(join((heads[len(block)], parent, behind_parent, block, behind_block)))
                 digests.append(parent)
         return digests
 
@@ -231,30 +310,21 @@ def grow(
     return Run(_low_64_bits(digests), digests[-1], tokens[len(tokens) - left :])
 
 
-def chain_of(keys: list[int], run: Run, block_size: int, length: int, hasher: Links, extra: Extra) -> Chain:
-    """The chain with these keys, which ends as `run` does."""
-    return Chain(keys, block_size, length, hasher, extra, run.digest, run.tail)
-
-
 def _whole(hasher: Links, tokens: Sequence[int], block_size: int, extra: Extra) -> Chain:
     run = grow(hasher, hasher.none_hash, tokens[:0], tokens, block_size, extra, first=True)
-    return chain_of(run.keys, run, block_size, len(tokens), hasher, extra)
-
-
-def _ints(tokens: Sequence[int]) -> Iterable[int]:
-    """The same from lists, which give their items faster than an array does; a long one in parts, as a list is made in
-    one step for all threads."""
-    if not isinstance(tokens, array):
-        return tokens
-    if len(tokens) <= _AT_ONCE:
-        return tokens.tolist()
-    return chain.from_iterable(tokens[i : i + _AT_ONCE].tolist() for i in range(0, len(tokens), _AT_ONCE))
+    return Chain(run.keys, run, block_size, len(tokens), hasher, extra)
 
 
 def _joined(tail: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
     if not tail:
         return tokens
     return tail + tokens if type(tail) is type(tokens) else [*tail, *tokens]  # type: ignore[operator]
+
+
+def _head_of_pickle(parent: int, block: int) -> bytes:
+    """The protocol, the length of what follows, and that there are `parent` bytes."""
+    length = 2 + parent + len(_BEHIND_PARENT) + block + len(_BEHIND_BLOCK)
+    return b"\x80\x05\x95" + length.to_bytes(8, "little") + bytes((0x43, parent))
 
 
 def _low_64_bits(digests: list[bytes]) -> list[int]:

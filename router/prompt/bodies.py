@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,7 +34,6 @@ _SPACE = re.compile(rb"[ \t\n\r]*")
 _Spans = msgspec.defstruct("_Spans", [(_OURS, list[msgspec.Raw])])
 
 
-@dataclass(slots=True)
 class State:
     """How a chat's rendering stands at the end of its known messages.
 
@@ -43,13 +41,23 @@ class State:
     `opening`: a digest of what the template writes first, which may be a date. `inexact`: as in an Ask.
     """
 
-    base: int
-    rest: str | bytes
-    opening: int
-    inexact: bool = False
+    __slots__ = ("base", "inexact", "opening", "rest")
+
+    def __init__(self, base: bytes, rest: str | bytes, opening: int, inexact: bool = False) -> None:
+        self.base = base
+        self.rest = rest
+        self.opening = opening
+        self.inexact = inexact
+
+    def same(self, other: State) -> bool:
+        return (
+            self.base == other.base
+            and self.rest == other.rest
+            and self.opening == other.opening
+            and self.inexact == other.inexact
+        )
 
 
-@dataclass(slots=True, eq=False)
 class Known:
     """The beginning of a body, up to the end of a message.
 
@@ -58,13 +66,25 @@ class Known:
     stands, by all that it depends on but messages.
     """
 
-    end: int
-    digest: int
-    head: dict[str, Any]
-    count: int
-    short: list[Any]
-    short_bytes: int
-    states: dict[bytes, State] = field(default_factory=dict)
+    __slots__ = ("count", "digest", "end", "head", "short", "short_bytes", "states")
+
+    def __init__(
+        self,
+        end: int,
+        digest: int,
+        head: dict[str, Any],
+        count: int,
+        short: list[Any],
+        short_bytes: int,
+        states: dict[bytes, State],
+    ) -> None:
+        self.end = end
+        self.digest = digest
+        self.head = head
+        self.count = count
+        self.short = short
+        self.short_bytes = short_bytes
+        self.states = states
 
     @property
     def weight(self) -> int:
@@ -83,14 +103,16 @@ def marks(body: bytes) -> list[int]:
     return found
 
 
-@dataclass(slots=True)
 class Chat:
     """A chat body. `messages` are those behind `known`; all of them where nothing is known."""
 
-    body: bytes
-    marks: list[int]
-    known: Known | None
-    messages: list[Any]
+    __slots__ = ("body", "known", "marks", "messages")
+
+    def __init__(self, body: bytes, marks: list[int], known: Known | None, messages: list[Any]) -> None:
+        self.body = body
+        self.marks = marks
+        self.known = known
+        self.messages = messages
 
 
 class Bodies:
@@ -140,7 +162,7 @@ class Bodies:
         self._put(chat.marks[mark - 1], new, known)
 
     def _add_state(self, chat: Chat, known: Known, key: bytes, state: State) -> None:
-        if key in known.states and known.states[key] == state:
+        if (before := known.states.get(key)) is not None and before.same(state):
             return
         states = {**known.states, key: state}
         while len(states) > _MOST_STATES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,8 +15,11 @@ ENTRY_BYTES = 200
 """What an entry costs beside its value: its key, its place in the dict, the pair that holds value and weight."""
 
 
+Key: TypeAlias = "int | bytes"
+
+
 class Bounded(Generic[V]):
-    """Values by 128-bit digests. Safe to use from several threads: the lock is held for microseconds.
+    """Values by digests. Safe to use from several threads: the lock is held for microseconds.
 
     `limit`: bytes, entries' own cost included; 0 keeps nothing.
     """
@@ -24,26 +27,28 @@ class Bounded(Generic[V]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
-        self._entries: OrderedDict[int, tuple[V, int]] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: int) -> V | None:
+    def get(self, key: Key) -> V | None:
         """The value, which counts as used now."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        try:  # each is one step for other threads, so that no lock is needed
             self._entries.move_to_end(key)
+        except KeyError:
+            return entry[0]  # it had to go in between
         return entry[0]
 
-    def put(self, key: int, value: V, weight: int) -> None:
+    def put(self, key: Key, value: V, weight: int) -> None:
         """Keep a value of `weight` bytes, in place of what the key had."""
         self.put_all([(key, value, weight)])
 
-    def put_all(self, entries: Iterable[tuple[int, V, int]], used: Iterable[int] = ()) -> None:
+    def put_all(self, entries: Iterable[tuple[Key, V, int]], used: Iterable[Key] = ()) -> None:
         """Keep several values; then the keys in `used` count as used, the last one the latest. One step for others."""
         held = self._entries
         with self._lock:

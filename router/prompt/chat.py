@@ -51,6 +51,7 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._proven: dict[str, _Compiled] = {}
         self._special_tokens = dict(special_tokens)
+        self._plain = [self._all_variables(None, generates, {}) for generates in (False, True)]
 
     def prove(self) -> None:
         """Find out which of the model's templates write message by message; takes some 100 ms each."""
@@ -153,8 +154,16 @@ class ChatTemplate:
     def _variables(
         self, tools: list[Any] | None, add_generation_prompt: bool, extra: Mapping[str, Any] | None
     ) -> dict[str, Any]:
+        """Not to be changed: most requests share them."""
+        if tools is None and not extra:
+            return self._plain[add_generation_prompt]
+        return self._all_variables(tools, add_generation_prompt, extra or {})
+
+    def _all_variables(
+        self, tools: list[Any] | None, add_generation_prompt: bool, extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
         # None and "auto" count as not given (vLLM renderers/params.py `merge_kwargs`).
-        given = {k: v for k, v in extra.items() if v is not None and v != "auto"} if extra else {}
+        given = {k: v for k, v in extra.items() if v is not None and v != "auto"}
         dumped = None if tools is None else [_tool(t) for t in tools]
         return {
             "documents": None,
@@ -198,10 +207,13 @@ def _message(message: object, content_format: Literal["string", "openai"], media
     seen: dict[str, Any] = {"role": role, "content": content}
     # Text is the most common by far, and what its one part would come to in the end.
     if (
-        not isinstance(content, str)
-        or content_format != "string"
-        or (role == "system" and content.startswith(_BILLING))
+        isinstance(content, str)
+        and content_format == "string"
+        and not (role == "system" and content.startswith(_BILLING))
     ):
+        if len(message) == 2 and role != "developer":
+            return seen  # nothing else is said
+    else:
         seen["content"] = _content(content, role, content_format, media_begin)
     if role == "assistant":
         if calls := _tool_calls(message.get("tool_calls")):
@@ -474,12 +486,23 @@ _MEMBERS_OF_DICTS = frozenset(dir(dict))
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a shorter way to what templates read most: members of messages, which are dicts."""
+    """The sandbox, with a shorter way to what templates read most: members of messages, which are dicts.
+
+    `missing`: what stands for the members of these that are not there, by name. Of the dict they only tell that it is
+    one.
+    """
+
+    missing: dict[str, jinja2.Undefined]
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _MEMBERS_OF_DICTS:
             # What the sandbox comes to after an AttributeError.
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+            if attribute in obj:
+                return obj[attribute]
+            missing = self.missing.get(attribute)
+            if missing is None:  # as many as a template names
+                missing = self.missing[attribute] = self.undefined(obj={}, name=attribute)
+            return missing
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -494,6 +517,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _environment() -> _Environment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment.missing = {}
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

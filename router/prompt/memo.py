@@ -7,20 +7,19 @@ that it fills are kept by the digest of the row up to it, for each way of hashin
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import xxhash
 
-from router.prompt.blocks import Run, chain_of, grow
+from router.prompt.blocks import Chain, grow
 from router.prompt.cache import Bounded
 from router.prompt.segments import MIN_PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from router.prompt.blocks import Chain, Extra, Links
+    from router.prompt.blocks import Extra, Links, Run
     from router.prompt.bodies import Known
 
 Piece: TypeAlias = "str | bytes | array[int]"
@@ -28,7 +27,7 @@ Piece: TypeAlias = "str | bytes | array[int]"
 
 Units: TypeAlias = "bytes | array[int]"
 
-_NOTHING = array("I")
+_NOTHING = array("i")
 
 IDS_IN_PIECE = 1024
 """Token ids given by a client are cut into pieces of this many."""
@@ -37,17 +36,18 @@ _LINK_BYTES = 400  # a Link, its Run, digest and tail
 _KEY_BYTES = 40  # an int and its place in a list
 
 
-@dataclass(slots=True, eq=False)
 class Link:
-    """The blocks of one piece, in a row that begins with a prompt's first piece."""
+    """The blocks of one piece, in a row that begins with a prompt's first piece. `blocks` and `length`: full blocks and
+    tokens (or bytes) up to the end of this piece."""
 
-    key: int
-    parent: Link | None
-    run: Run
-    blocks: int
-    """Full blocks up to the end of this piece."""
-    length: int
-    """Tokens (or bytes) up to the end of this piece."""
+    __slots__ = ("blocks", "key", "length", "parent", "run")
+
+    def __init__(self, key: bytes, parent: Link | None, run: Run, blocks: int, length: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.run = run
+        self.blocks = blocks
+        self.length = length
 
 
 class Memo:
@@ -92,9 +92,9 @@ class Row:
         memo: Memo,
         pieces: Sequence[Piece],
         *,
-        base: int,
+        base: bytes,
         encode: Callable[[list[str]], list[array[int]]] | None = None,
-        tokenizer: int = 0,
+        tokenizer: bytes = b"",
         before: array[int] | None = None,
         after: array[int] | None = None,
         again: Callable[[], Row] | None = None,
@@ -109,13 +109,12 @@ class Row:
         self._after = after
         self._again = again
         self._length: int | None = None
-        self.digests: list[int] = []
-        self.sums: list[int] = []
+        self.digests: list[bytes] = []
+        self.sums: list[bytes] = []
+        """The digest of the row up to the end of each piece."""
         for piece in pieces:
-            digest = xxhash.xxh3_128_intdigest(
-                piece.encode() if isinstance(piece, str) else memoryview(piece).cast("B")
-            )
-            base = follow(base, digest)
+            digest = xxhash.xxh3_128_digest(piece.encode() if isinstance(piece, str) else memoryview(piece).cast("B"))
+            base = xxhash.xxh3_128_digest(base + digest)
             self.digests.append(digest)
             self.sums.append(base)
 
@@ -140,23 +139,28 @@ class Row:
     def chain(self, hasher: Links, block_size: int, extra: Extra) -> Chain:
         """The prompt's blocks, for one way of hashing; only blocks that are not known yet are hashed."""
         view = _view(hasher, block_size, extra)
-        links = self._memo.links
-        at = len(self.sums) - 1
-        while at >= 0 and (link := links.get(self.sums[at] ^ view)) is None:
+        links, sums = self._memo.links, self.sums
+        # A last piece that is short is not kept; one that something is put behind is another than in a longer row.
+        kept = len(sums) if self._after is None and len(self.pieces[-1]) >= MIN_PIECE else len(sums) - 1
+        link: Link | None = None
+        at = kept - 1
+        while at >= 0 and (link := links.get(view + sums[at])) is None:
             at -= 1
-        if at < 0:
-            link = links.get(self.base ^ view) if self._again is not None else None
-            if link is None and self._again is not None:
+        if link is None and self._again is not None:
+            link = links.get(view + self.base)
+            if link is None:
                 return self._again().chain(hasher, block_size, extra)
         added = []
         run, blocks, length = (link.run, link.blocks, link.length) if link is not None else (None, 0, 0)
         for i, units in enumerate(self._units(at + 1), at + 1):
-            digest, tail = (run.digest, run.tail) if run is not None else (hasher.none_hash, units[:0])
-            run = grow(hasher, digest, tail, units, block_size, extra, first=blocks == 0)
+            if run is None:
+                run = grow(hasher, hasher.none_hash, units[:0], units, block_size, extra, first=True)
+            else:
+                run = grow(hasher, run.digest, run.tail, units, block_size, extra, first=not blocks)
             blocks += len(run.keys)
             length += len(units)
-            link = Link(self.sums[i] ^ view, link, run, blocks, length)
-            if i < len(self.pieces) - 1 or (self._after is None and len(self.pieces[i]) >= MIN_PIECE):
+            link = Link(view + sums[i], link, run, blocks, length)
+            if i < kept:
                 added.append((link.key, link, _LINK_BYTES + _KEY_BYTES * len(run.keys)))
         assert link is not None
         path: list[Link] = []
@@ -170,7 +174,7 @@ class Row:
         keys: list[int] = []
         for each in reversed(path):
             keys += each.run.keys
-        return chain_of(keys, link.run, block_size, link.length, hasher, extra)
+        return Chain(keys, link.run, block_size, link.length, hasher, extra)
 
     def _units(self, first: int) -> list[Units]:
         """What the pieces from `first` on are for the hasher."""
@@ -185,13 +189,13 @@ class Row:
             units[-1] = units[-1] + self._after
         return units
 
-    def _encoded(self, pieces: Sequence[str], digests: Sequence[int]) -> list[Units]:
+    def _encoded(self, pieces: Sequence[str], digests: Sequence[bytes]) -> list[Units]:
         assert self._encode is not None
         kept = self._memo.ids
         units: list[Units] = []
         missing = []
         for i, digest in enumerate(digests):
-            ids = kept.get(digest ^ self._tokenizer)
+            ids = kept.get(self._tokenizer + digest)
             if ids is None:
                 missing.append(i)
                 ids = _NOTHING
@@ -201,29 +205,24 @@ class Row:
             entries = []
             for i, ids in zip(missing, fresh, strict=True):
                 units[i] = ids
-                entries.append((digests[i] ^ self._tokenizer, ids, 80 + 4 * len(ids)))
+                entries.append((self._tokenizer + digests[i], ids, 80 + 4 * len(ids)))
             kept.put_all(entries)
         return units
 
 
-def follow(base: int, digest: int) -> int:
-    """The digest of a row that goes on with a piece."""
-    return xxhash.xxh3_128_intdigest(base.to_bytes(16, "big") + digest.to_bytes(16, "big"))
-
-
-def seed(*what: object) -> int:
+def seed(*what: object) -> bytes:
     """Where rows begin that have nothing in common with those of other seeds."""
-    return xxhash.xxh3_128_intdigest(repr(what).encode("utf-8", "surrogatepass"))
+    return xxhash.xxh3_128_digest(repr(what).encode("utf-8", "surrogatepass"))
 
 
 @lru_cache(maxsize=4096)
-def _view(hasher: Links, block_size: int, extra: Extra) -> int:
+def _view(hasher: Links, block_size: int, extra: Extra) -> bytes:
     return seed(type(hasher).__name__, getattr(hasher, "algorithm", ""), hasher.none_hash, block_size, extra)
 
 
 def ids_in_pieces(ids: Sequence[int]) -> list[Piece]:
     """Token ids in pieces of IDS_IN_PIECE."""
-    whole = array("I", ids)
+    whole = array("i", ids)
     return [whole[i : i + IDS_IN_PIECE] for i in range(0, len(whole), IDS_IN_PIECE)] or [whole]
 
 

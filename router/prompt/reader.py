@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import xxhash
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 BYTES_PER_TOKEN = 4
 """What a token of text weighs on average; blocks of bytes are this many times the engine's block size."""
-
-T = TypeVar("T")
 
 _TAIL = 64  # characters of a prompt that may still merge with the answer's first ones
 
@@ -92,8 +90,13 @@ class Reader:
             return [b"".join(_layout(ask))] if ask.kind == "chat" else [_as_bytes(p) for p in ask.prompts]
         if ask.kind == "completion":
             return [self._ids(p, ask) if isinstance(p, str) else self._given(p, ask) for p in ask.prompts]
-        bare = self.tokenizer.chat_template is None
-        return [self._ids(self._own_layout(ask) if bare else self._render(ask, self._variables(ask)), ask)]
+        if self.tokenizer.chat_template is None:
+            return [self._ids(self._own_layout(ask), ask)]
+        try:
+            text = self._render(ask, self._variables(ask))
+        except TemplateError as error:
+            raise PromptError(str(error)) from error
+        return [self._ids(text, ask)]
 
     @staticmethod
     def _own_layout(ask: Ask) -> str:
@@ -122,7 +125,7 @@ class Reader:
             return [self._chat_bytes(ask) if self.tokenizer is None else self._chat_tokens(ask)]
         except UnicodeEncodeError:
             raise PromptError("text with lone surrogates has no tokens") from None
-        except ValueError as error:
+        except (ValueError, TemplateError) as error:
             raise PromptError(str(error)) from error
 
     def _completion(self, prompt: str | list[int], ask: Ask) -> Row:
@@ -146,12 +149,28 @@ class Reader:
             return Row(self.memo, ids_in_pieces(ids), base=seed("ids"))
         before, after = bounds
         base = seed("with begin and end", self.tokenizer.name)
-        return self._row(self.tokenizer.cutter.cut(text), base, before=before or None, after=after or None)
+        return self._row(self.tokenizer.cutter.cut(text), base, before or None, after or None)
 
-    def _row(self, pieces: list[str], base: int, **more: Any) -> Row:
+    def _row(
+        self,
+        pieces: list[str],
+        base: bytes,
+        before: array[int] | None = None,
+        after: array[int] | None = None,
+        again: Callable[[], Row] | None = None,
+    ) -> Row:
         assert self.tokenizer is not None
         encode = self.tokenizer.encode_pieces
-        return Row(self.memo, pieces, base=base, encode=encode, tokenizer=self._seed, **more)
+        return Row(
+            self.memo,
+            pieces,
+            base=base,
+            encode=encode,
+            tokenizer=self._seed,
+            before=before,
+            after=after,
+            again=again,
+        )
 
     # -- chats whose beginning may be known ----------------------------------------------------------------------
 
@@ -164,7 +183,7 @@ class Reader:
         turns = None
         can_be_known = ask.chat is not None and ask.chat_template is None
         if can_be_known and not ask.continue_final_message and not ask.add_special_tokens:
-            turns = _rendering(lambda: template.turns(ask.tools))
+            turns = template.turns(ask.tools)
         key = self._key(ask, extra) if turns is not None else None
         known = ask.chat.known if ask.chat is not None else None
         if known is not None:
@@ -194,7 +213,7 @@ class Reader:
         ask.tails.append(text[-_TAIL:])
         row = self._row(pieces, start.base, again=self._again(ask) if again else None)
         count, rest = settled_in(pieces, len(start.rest) + len(settled), self.tokenizer.cutter.longest)
-        self._keep(ask, key, row, count, State(0, rest, start.opening, ask.inexact))
+        self._keep(ask, key, row, count, State(b"", rest, start.opening, ask.inexact))
         return row
 
     def _chat_bytes(self, ask: Ask) -> Row:
@@ -218,7 +237,7 @@ class Reader:
                 pieces.append(open_piece)
                 open_piece = b""
         row = Row(self.memo, [*pieces, open_piece + layout[-1]], base=state.base, again=again)
-        self._keep(ask, key, row, len(pieces), State(0, open_piece, 0))
+        self._keep(ask, key, row, len(pieces), State(b"", open_piece, 0))
         return row
 
     def _keep(self, ask: Ask, key: bytes | None, row: Row, count: int, state: State) -> None:
@@ -246,10 +265,8 @@ class Reader:
     def _parts(self, messages: list[Any], ask: Ask, extra: dict[str, Any]) -> list[str] | None:
         template = self.tokenizer.chat_template if self.tokenizer is not None else None
         assert template is not None
-        return _rendering(
-            lambda: template.render_parts(
-                messages, tools=ask.tools, add_generation_prompt=ask.add_generation_prompt, extra=extra
-            )
+        return template.render_parts(
+            messages, tools=ask.tools, add_generation_prompt=ask.add_generation_prompt, extra=extra
         )
 
     def answer(
@@ -315,6 +332,8 @@ class Reader:
             ask.system_anywhere = False
             if self.tokenizer.chat_template.system_first():
                 ask.messages = _system_joined(ask.messages)
+        if not ask.chat_template_kwargs and ask.documents is None and ask.reasoning_effort is None:
+            return {}
         extra: dict[str, Any] = dict(ask.chat_template_kwargs)
         if not extra.keys().isdisjoint(("chat_template", "tokenize")):
             raise PromptError("chat_template_kwargs steers the engine's own rendering")
@@ -329,25 +348,16 @@ class Reader:
         assert self.tokenizer is not None
         template = self.tokenizer.chat_template
         assert template is not None
-        text = _rendering(
-            lambda: template.render(
-                ask.messages,
-                tools=ask.tools,
-                add_generation_prompt=ask.add_generation_prompt,
-                continue_final_message=ask.continue_final_message,
-                extra=extra,
-                template=ask.chat_template,
-            )
+        text = template.render(
+            ask.messages,
+            tools=ask.tools,
+            add_generation_prompt=ask.add_generation_prompt,
+            continue_final_message=ask.continue_final_message,
+            extra=extra,
+            template=ask.chat_template,
         )
         ask.inexact = MEDIUM in text
         return text
-
-
-def _rendering(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except TemplateError as error:
-        raise PromptError(str(error)) from error
 
 
 def _opening(parts: Sequence[str]) -> int:
@@ -365,7 +375,7 @@ def _as_bytes(prompt: str | list[int]) -> bytes:
     """Text in UTF-8; token ids in BYTES_PER_TOKEN bytes each, so that a block of them is a block of bytes."""
     if isinstance(prompt, str):
         return prompt.encode("utf-8", "surrogatepass")
-    return array("I", prompt).tobytes()
+    return array("i", prompt).tobytes()
 
 
 def _layout(ask: Ask) -> list[bytes]:

@@ -7,7 +7,6 @@ and nothing here re-serialises: `without_hand_off` cuts bytes out and leaves eve
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
@@ -32,6 +31,14 @@ CARRIERS = frozenset({"vllm_xargs", "sampling_params", "extra_args", "extra_body
 """Members that an engine unfolds into a request's own (vLLM v1/request.py reads kv_transfer_params from extra_args): a
 hand-off inside them is one."""
 
+# Members that most bodies have none of: to find that out costs less than to ask for each of them.
+_SELDOM = (
+    HAND_OFF_KEYS
+    | CARRIERS
+    | {"cache_salt", "n", "stream_options", "truncate_prompt_tokens", "tools", "documents", "reasoning_effort"}
+    | {"add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs"}
+)
+
 _CARRIED = 4  # how deep carriers may lie in one another; an engine unfolds two
 
 # A shorter body is parsed and rendered whole as fast as its beginning is looked up.
@@ -47,7 +54,6 @@ _KINDS: dict[str, Literal["chat", "completion"]] = {
 }
 
 
-@dataclass(slots=True)
 class Ask:
     """One request, as far as routing needs it. Fields that the body lacks, or has with another type, keep the defaults.
 
@@ -56,35 +62,80 @@ class Ask:
     member of HAND_OFF_KEYS, at its top or in CARRIERS.
     """
 
-    kind: Literal["chat", "completion", "other"] = "other"
-    model: str | None = None
-    stream: bool = False
-    include_usage: bool = False
-    max_tokens: int | None = None
-    n: int = 1
-    cache_salt: str | None = None
-    hand_off: bool = False
-    messages: list[Any] = field(default_factory=list, repr=False)
-    prompts: list[str] | list[list[int]] = field(default_factory=list, repr=False)
-    tools: list[Any] | None = field(default=None, repr=False)
-    documents: list[Any] | None = field(default=None, repr=False)
-    reasoning_effort: str | None = None
-    thinking_off: bool = False
-    system_anywhere: bool = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = True
-    chat_template: str | None = field(default=None, repr=False)
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
-    truncate_prompt_tokens: int | None = None
-    tails: list[str] = field(default_factory=list, repr=False)
-    """The last characters of each rendered prompt, which `Reader.tokenize` leaves for `Reader.answer`."""
-    inexact: bool = False
-    """Whether blocks have names of our own, from the first image on or, without a chat template, all of them. The
-    reader tells."""
-    chat: Chat | None = field(default=None, repr=False)
-    """A chat body that may be remembered. If its beginning is known, `messages` are only those behind it until
-    `load` is called."""
+    __slots__ = (
+        "add_generation_prompt",
+        "add_special_tokens",
+        "cache_salt",
+        "chat",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "hand_off",
+        "include_usage",
+        "inexact",
+        "kind",
+        "max_tokens",
+        "messages",
+        "model",
+        "n",
+        "prompts",
+        "reasoning_effort",
+        "stream",
+        "system_anywhere",
+        "tails",
+        "thinking_off",
+        "tools",
+        "truncate_prompt_tokens",
+    )
+
+    def __init__(
+        self,
+        *,
+        kind: Literal["chat", "completion", "other"] = "other",
+        model: str | None = None,
+        stream: bool = False,
+        hand_off: bool = False,
+        messages: list[Any] | None = None,
+        prompts: list[str] | list[list[int]] | None = None,
+        tools: list[Any] | None = None,
+        documents: list[Any] | None = None,
+        reasoning_effort: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.kind: Literal["chat", "completion", "other"] = kind
+        self.model = model
+        self.stream = stream
+        self.include_usage = False
+        self.max_tokens: int | None = None
+        self.n = 1
+        self.cache_salt: str | None = None
+        self.hand_off = hand_off
+        self.messages: list[Any] = [] if messages is None else messages
+        self.prompts: list[str] | list[list[int]] = [] if prompts is None else prompts
+        self.tools = tools
+        self.documents = documents
+        self.reasoning_effort = reasoning_effort
+        self.thinking_off = False
+        self.system_anywhere = False
+        self.add_generation_prompt = add_generation_prompt
+        self.continue_final_message = continue_final_message
+        self.add_special_tokens = add_special_tokens
+        self.chat_template = chat_template
+        self.chat_template_kwargs: dict[str, Any] = {} if chat_template_kwargs is None else chat_template_kwargs
+        self.truncate_prompt_tokens: int | None = None
+        self.tails: list[str] = []
+        """The last characters of each rendered prompt, which `Reader.tokenize` leaves for `Reader.answer`."""
+        self.inexact = False
+        """Whether blocks have names of our own, from the first image on or, without a chat template, all of them. The
+        reader tells."""
+        self.chat: Chat | None = None
+        """A chat body that may be remembered. If its beginning is known, `messages` are only those behind it until
+        `load` is called."""
 
     def load(self) -> None:
         """Read all messages."""
@@ -93,12 +144,14 @@ class Ask:
             self.chat = Chat(self.chat.body, self.chat.marks, None, self.messages)
 
 
-@dataclass(slots=True)
 class Beginning:
     """What a body begins with: its digests, and the longest beginning that is known."""
 
-    marks: list[int]
-    known: Known | None
+    __slots__ = ("known", "marks")
+
+    def __init__(self, marks: list[int], known: Known | None) -> None:
+        self.marks = marks
+        self.known = known
 
 
 def can_be_known(path: str, body: bytes) -> bool:
@@ -114,7 +167,8 @@ def prompted(path: str) -> bool:
 
 def read(path: str, body: bytes, beginning: Beginning | None = None) -> Ask:
     """Read a request. `path` may carry a query string. Never raises."""
-    kind = _KINDS.get(path.partition("?")[0])
+    route = path.partition("?")[0]
+    kind = _KINDS.get(route)
     chat = Chat(body, beginning.marks, beginning.known, []) if beginning is not None else None
     try:
         value = _loads(body, chat)
@@ -123,33 +177,34 @@ def read(path: str, body: bytes, beginning: Beginning | None = None) -> Ask:
         return Ask(hand_off=_found_by_scan(body))
     if not isinstance(value, dict):
         return Ask()
-    ask = Ask(
-        model=_typed(value, "model", str),
-        stream=value.get("stream") is True,
-        hand_off=_hands_off(value),
-        cache_salt=_typed(value, "cache_salt", str) or None,
-        max_tokens=_count(value, "max_completion_tokens"),
-        n=_count(value, "n") or 1,
-    )
+    ask = Ask(model=_typed(value, "model", str), stream=value.get("stream") is True)
+    ask.max_tokens = _count(value, "max_completion_tokens")
     if ask.max_tokens is None:
         ask.max_tokens = _count(value, "max_tokens")
-    options = value.get("stream_options")
-    ask.include_usage = isinstance(options, dict) and options.get("include_usage") is True
-    ask.truncate_prompt_tokens = _typed(value, "truncate_prompt_tokens", int)
+    seldom = not _SELDOM.isdisjoint(value)
+    if seldom:
+        ask.hand_off = _hands_off(value)
+        ask.cache_salt = _typed(value, "cache_salt", str) or None
+        ask.n = _count(value, "n") or 1
+        options = value.get("stream_options")
+        ask.include_usage = isinstance(options, dict) and options.get("include_usage") is True
+        ask.truncate_prompt_tokens = _typed(value, "truncate_prompt_tokens", int)
     messages = chat.messages if chat is not None else value.get("messages")
     if kind == "chat" and isinstance(messages, list) and (messages or (chat is not None and chat.known is not None)):
         ask.kind, ask.messages, ask.chat = kind, messages, chat
-        ask.tools = _typed(value, "tools", list)
-        ask.documents = _typed(value, "documents", list)
-        ask.reasoning_effort = _typed(value, "reasoning_effort", str)
-        ask.add_generation_prompt = value.get("add_generation_prompt") is not False
-        _how_it_is_rendered(ask, value)
+        ask.add_special_tokens = False
+        if seldom:
+            ask.tools = _typed(value, "tools", list)
+            ask.documents = _typed(value, "documents", list)
+            ask.reasoning_effort = _typed(value, "reasoning_effort", str)
+            ask.add_generation_prompt = value.get("add_generation_prompt") is not False
+            _how_it_is_rendered(ask, value)
     elif kind == "completion" and not value.get("prompt_embeds") and (prompts := _prompts(value.get("prompt"))):
         ask.kind, ask.prompts = kind, prompts
         ask.add_special_tokens = value.get("add_special_tokens") is not False
-    elif path.partition("?")[0] in _CONVERTED:
-        _convert(ask, _CONVERTED[path.partition("?")[0]], value)
-    elif path.partition("?")[0] == "/v1/embeddings":
+    elif route in _CONVERTED:
+        _convert(ask, _CONVERTED[route], value)
+    elif route == "/v1/embeddings":
         _embeddings(ask, value)
     return ask
 
@@ -290,7 +345,7 @@ def _prompts(prompt: object) -> list[str] | list[list[int]]:
 
 
 def _are_ids(ids: list[Any]) -> bool:
-    return set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32
+    return set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 31
 
 
 def _decoded(body: bytes) -> tuple[str, Codec] | None:

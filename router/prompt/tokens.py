@@ -151,7 +151,7 @@ class Tokenizer:
                     if len(pieces) <= FEW:
                         # Not `encode`, which makes a list of them first.
                         flat = self._fast.encode_batch_flat
-                        return [array("I", flat([piece])[0]) for piece in pieces]
+                        return [array("i", flat([piece])[0]) for piece in pieces]
                     return _parts(*self._fast.encode_batch_flat(pieces))
                 except UnicodeEncodeError:
                     raise
@@ -160,7 +160,7 @@ class Tokenizer:
             encodings = self._engine.encode_batch_fast(pieces, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("text with lone surrogates has no tokens") from error
-        return [array("I", encoding.ids) for encoding in encodings]
+        return [array("i", encoding.ids) for encoding in encodings]
 
     @property
     def bounds(self) -> tuple[array[int], array[int]] | None:
@@ -185,7 +185,7 @@ class Tokenizer:
                 self.encode(text, True) == before + self.encode(text, False) + after
                 for text in ("", "a", "b a", " x\n", "".join(self.cutter.marks[:2]), "7 é")
             ):
-                return array("I", before), array("I", after)
+                return array("i", before), array("i", after)
         return None
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -196,7 +196,7 @@ class Tokenizer:
 
 def _parts(flat: bytes, ends: bytes) -> list[array[int]]:
     """Arrays of ids from one buffer of 32-bit ids and the 64-bit ends of its parts."""
-    ids, bounds = array("I"), array("Q")
+    ids, bounds = array("i"), array("Q")
     ids.frombytes(flat)
     bounds.frombytes(ends)
     return [ids[bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1)]

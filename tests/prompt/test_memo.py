@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from array import array
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from router.prompt import fast
-from router.prompt.blocks import NO_EXTRA
+from router.prompt.blocks import NO_EXTRA, Hasher
 from router.prompt.bodies import Bodies, marks
 from router.prompt.cache import ENTRY_BYTES, Bounded
-from router.prompt.memo import Memo
+from router.prompt.memo import Memo, Row
 from router.prompt.reader import Reader
 from router.prompt.request import Ask, Beginning, read
 from router.prompt.segments import MIN_PIECE, Cutter, holds, marks_of
@@ -239,3 +240,15 @@ def test_no_faster_engine_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         slow.encode_pieces(["\ud800"])
     with pytest.raises(ValueError, match="lone surrogates"):
         tokenizer("chatml").encode_pieces(["\ud800"])
+
+
+def test_what_stands_behind_a_text_is_not_lost_where_a_longer_one_began_alike() -> None:
+    memo, hasher, after = Memo(1 << 20), Hasher("xxhash", "0"), array("i", [7])
+
+    def encode(pieces: list[str]) -> list[array[int]]:
+        return [array("i", map(ord, piece)) for piece in pieces]
+
+    short, long = ["a" * MIN_PIECE], ["a" * MIN_PIECE, "b" * MIN_PIECE]
+    for pieces in (long, short, long):
+        row = Row(memo, pieces, base=b"", encode=encode, after=after)
+        assert row.chain(hasher, 5, NO_EXTRA) == hasher.chain([*map(ord, "".join(pieces)), 7], 5)
