@@ -144,6 +144,8 @@ def parser() -> argparse.ArgumentParser:
     )
     split.add_argument("--quick", action="store_true", help="two shapes, one fleet, short runs: to see it run")
     split.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
+    split.add_argument("--seeds", type=_positive, default=None, help="average so many (default: 3; with --quick, 1)")
+    split.add_argument("--jobs", type=_positive, default=1, help="processes to share the runs")
     _common(split)
     split.set_defaults(run=simulate_split.run, on_ctrl_c=_INTERRUPTED)
 

@@ -4,29 +4,36 @@ Every rule by which the router may split sees the same requests, from the same s
 70B on four H100 each, joined by RDMA (45 GB/s) or TCP (2.5 GB/s). In a fleet of fixed roles, some replicas do nothing
 but prefill, and the others do all of a request or only answer it; `never` leaves the first kind idle. With open roles
 the first kind answers, too, so that `never` is a fleet of equals. Loads are parts of what as many equals would take at
-the most. What was sent in the first fifth of a run warms it up and does not count.
+the most. What was sent in the first fifth of a run warms it up and does not count. One seed's run is a few percent off
+the next one's, under every rule in its own way; what is compared are means over several seeds, the same for all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import multiprocessing
+import os
+import signal
 import time
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bench import report
+from bench import leash, report
 from bench.hit_rate import quantile
 from bench.split_fleet import SplitRecord, SplitShape, SplitSimulation
 from bench.split_workloads import BLOCK_SIZE, SHAPES, Shape
 from fake_backend import budget
 from fake_backend import settings as replica_settings
 from fake_backend.replica import scheduler_config, step_time
-from router.choose.split import decider
+from router.choose.split import Choice, SplitDecider, SplitDecision, decider
 from router.fleet.links import told
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 REPLICA = (
     "--model", "Llama-3.1-70B", "--gpu", "H100", "--tensor-parallel-size", "4",
@@ -61,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one decider made of a cell. Times in ms."""
+    """What one decider made of a cell. Times in ms; over several seeds, means of each seed's."""
 
     requests: int
     split_share: float
@@ -134,9 +141,11 @@ class Plan:
     links: Sequence[str] = LINKS
     shorter: float = 1.0
     """Divides every run's length."""
+    seeds: int = 3
+    """So many, one after the other."""
 
 
-QUICK = Plan(shapes=SHAPES[2:], fleets=((2, 2, "fixed"),), shorter=3.0)
+QUICK = Plan(shapes=SHAPES[2:], fleets=((2, 2, "fixed"),), shorter=3.0, seeds=1)
 
 
 @dataclass(slots=True)
@@ -152,12 +161,27 @@ class Verdict:
     missed: list[str] = field(default_factory=list)
 
 
-def outcomes(plan: Plan, seed: int) -> Iterator[Outcome]:
-    """Every cell of a plan, as it is done."""
+@dataclass(slots=True)
+class Watched:
+    """A decider, and those of some others that have decided as it does until now."""
+
+    decider: SplitDecider
+    alike: dict[str, SplitDecider]
+
+    def decide(self, choice: Choice) -> SplitDecision:
+        decision = self.decider.decide(choice)
+        taken = decision.prefill, decision.decode
+        others = [(name, other, other.decide(choice)) for name, other in self.alike.items()]
+        self.alike = {name: other for name, other, its in others if (its.prefill, its.decode) == taken}
+        return decision
+
+
+def play(cells: Sequence[Cell], shape: Shape, seconds: float, seed: int) -> list[dict[str, Figures]]:
+    """What every decider makes of cells that differ in their links alone."""
     replica = replica_settings.read(REPLICA)
     per_token = budget.kv_bytes_per_token(replica.model, replica.demand.kv_dtype, 1)
 
-    def figures(cell: Cell, shape: Shape, name: str) -> Figures:
+    def figures(cell: Cell, rule: SplitDecider) -> Figures:
         fleet = SplitShape(
             cell.computing,
             cell.answering,
@@ -168,19 +192,77 @@ def outcomes(plan: Plan, seed: int) -> Iterator[Outcome]:
             per_token,
             told(cell.link),
         )
-        seconds = shape.seconds / plan.shorter
         traffic = shape.traffic(seed, rate=cell.load * shape.rate * fleet.replicas, seconds=seconds)
-        records = SplitSimulation(fleet, decider(name)).run(traffic)
+        records = SplitSimulation(fleet, rule).run(traffic)
         return summarise([record for record in records if record.call.at >= seconds * WARM_SHARE])
 
-    for shape, fleet, load in itertools.product(plan.shapes, plan.fleets, plan.loads):
-        never: Figures | None = None
-        for link in plan.links:
-            cell = Cell(shape.name, *fleet, load, link)
-            # What is never split knows no link.
-            never = never or figures(cell, shape, "never")
-            others = {name: figures(cell, shape, name) for name in DECIDERS if name != "never"}
-            yield Outcome(cell, {"never": never, **others})
+    # What is never split knows no link.
+    never = figures(cells[0], decider("never"))
+    played = []
+    for cell in cells:
+        # Where prompts are long and never seen before, others' rules come to `always`, and need not be played again.
+        always = Watched(decider("always"), {name: decider(name) for name in FOREIGN})
+        of_always = figures(cell, always)
+        found = {"always": of_always, "never": never, OURS: figures(cell, decider(OURS))}
+        for name in FOREIGN:
+            found[name] = of_always if name in always.alike else figures(cell, decider(name))
+        played.append(found)
+    return played
+
+
+async def outcomes(plan: Plan, seed: int, jobs: int) -> AsyncIterator[Outcome]:
+    """Every cell of a plan, in order, by so many processes."""
+    loop = asyncio.get_running_loop()
+    seeds = range(seed, seed + plan.seeds)
+    with workers(jobs) as pool:
+        begun = []
+        for shape, fleet, load in itertools.product(plan.shapes, plan.fleets, plan.loads):
+            cells = [Cell(shape.name, *fleet, load, link) for link in plan.links]
+            seconds = shape.seconds / plan.shorter
+            runs = [loop.run_in_executor(pool, play, cells, shape, seconds, each) for each in seeds]
+            begun.append((cells, runs))
+        try:
+            for cells, runs in begun:
+                for cell, *found in zip(cells, *await asyncio.gather(*runs), strict=True):
+                    yield Outcome(cell, {name: mean([each[name] for each in found]) for name in DECIDERS})
+        finally:
+            for _, runs in begun:
+                for left in runs:
+                    left.cancel()
+
+
+@contextmanager
+def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with this one, however it ends, and at once where it is interrupted."""
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=begin, initargs=(os.getpid(),))
+    try:
+        yield pool
+    finally:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def begin(parent: int) -> None:
+    """What a worker does first. On Ctrl-C it is this command that ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leash.tie(parent)
+
+
+def mean(found: Sequence[Figures]) -> Figures:
+    """Over several seeds."""
+
+    def over(figure: str) -> float:
+        values: list[float] = [getattr(each, figure) for each in found]
+        return sum(values) / len(values)
+
+    return Figures(
+        sum(each.requests for each in found),
+        over("split_share"),
+        over("ttft_mean_ms"),
+        over("ttft_p90_ms"),
+        over("end_to_end_mean_ms"),
+    )
 
 
 def summarise(records: Sequence[SplitRecord]) -> Figures:
@@ -223,15 +305,21 @@ def judge(found: Sequence[Outcome]) -> Verdict:
 async def run(arguments: argparse.Namespace) -> int:
     """The command."""
     plan = QUICK if arguments.quick else Plan()
+    if arguments.seeds:
+        plan = replace(plan, seeds=arguments.seeds)
     found = []
     begun = time.perf_counter()
-    for outcome in outcomes(plan, arguments.seed):
+    async for outcome in outcomes(plan, arguments.seed, arguments.jobs):
         found.append(outcome)
-        report.progress(f"{time.perf_counter() - begun:6.1f} s: {outcome.cell}")
+        report.progress(
+            f"{time.perf_counter() - begun:6.1f} s: {outcome.cell}: "
+            f"{outcome.ttft_ratio:.3f} / {outcome.end_to_end_ratio:.3f}"
+        )
     verdict = judge(found)
     document: dict[str, object] = {
         "command": "simulate split",
         "seed": arguments.seed,
+        "seeds": plan.seeds,
         "replica": " ".join(REPLICA),
         "cells": [
             {**asdict(each.cell), "deciders": {name: asdict(row) for name, row in each.figures.items()}}

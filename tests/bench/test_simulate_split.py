@@ -9,13 +9,13 @@ import pytest
 
 from bench import simulate_split
 from bench.cli import main
-from bench.simulate_split import Cell, Figures, Outcome, Plan, judge
+from bench.simulate_split import Cell, Figures, Outcome, Plan, Watched, judge, mean
 from bench.simulation import Call
 from bench.split_fleet import HAND_OVER_SECONDS, SplitRecord, SplitShape, SplitSimulation
 from bench.split_workloads import SHAPES, Talks
 from fake_backend.scheduler import SchedulerConfig
 from fake_backend.timing import StepTime
-from router.choose.split import decider
+from router.choose.split import SplitDecider, decider
 from router.fleet.links import Link
 
 # A token of prefill takes 1 ms, a step nothing more.
@@ -23,14 +23,14 @@ PLAIN = StepTime(0.001, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
 BYTES = 1e6
 
 
-def play(calls: list[Call], name: str, *, computing: int = 1, roles: bool = False) -> list[SplitRecord]:
+def play(calls: list[Call], rule: str | SplitDecider, *, computing: int = 1, roles: bool = False) -> list[SplitRecord]:
     scheduler = SchedulerConfig(block_size=16, max_num_batched_tokens=64)
     link = Link(1e9, 0.01, rdma=True)
     shape = SplitShape(computing, 1, roles, 1000, scheduler, PLAIN, BYTES, link)
     talks = Talks()
     for call in calls:
         talks.begin([call], [0.0])
-    return SplitSimulation(shape, decider(name)).run(talks)
+    return SplitSimulation(shape, decider(rule) if isinstance(rule, str) else rule).run(talks)
 
 
 def call(at: float, prompt: int, answer: int, first: int = 0) -> Call:
@@ -117,6 +117,19 @@ def test_the_other_bars() -> None:
         assert len(judge([good, good, good, good, worse]).missed) == misses
 
 
+def test_seeds_count_alike() -> None:
+    found = mean([Figures(100, 0.5, 100, 200, 1000), Figures(300, 0.0, 200, 400, 3000)])
+    assert found == Figures(400, 0.25, 150, 300, 2000)
+
+
+def test_rules_that_decide_alike_are_played_once() -> None:
+    """A second time the prompt is cached, but for its last block: that is split by two of the rules."""
+    others = {name: decider(name) for name in ("never", "uncached_tokens", "isl_bounding")}
+    always = Watched(decider("always"), others)
+    assert [record.prefill for record in play([call(0.0, 128, 1), call(60.0, 128, 1)], always)] == [0, 0]
+    assert set(always.alike) == {"uncached_tokens"}
+
+
 def test_a_shape_is_the_same_from_the_same_seed() -> None:
     for shape in SHAPES:
         talks = [shape.traffic(seed, rate=2.0, seconds=20.0) for seed in (1, 1, 2)]
@@ -143,10 +156,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     shown, code = run()
     assert (code, "2 cells" in shown) == (0, True)
     first, _ = run("--json", "--out", str(tmp_path))
-    assert run("--json")[0] == first
+    assert run("--json", "--jobs", "2")[0] == first
     document = json.loads(first)
     assert json.loads((tmp_path / "simulate-split.json").read_text()) == document
     assert [(cell["link"], set(cell["deciders"])) for cell in document["cells"]] == [
         (link, {"cost", "always", "never", "uncached_tokens", "isl_bounding"}) for link in ("rdma", "tcp")
     ]
+    assert json.loads(run("--json", "--seeds", "2")[0])["cells"][0]["deciders"] != document["cells"][0]["deciders"]
     assert run("--check")[1] == (1 if document["bar"]["missed"] else 0)
