@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4
 """What a token of text weighs on average; blocks of bytes are this many times the engine's block size."""
 
-_TAIL = 64  # characters of a prompt that may still merge with the answer's first ones
+_TAIL = 64  # characters of a prompt, or of its last piece, that may still merge with the answer's first ones
+_MOST_TAILS = 64
 
 
 class PromptError(Exception):
@@ -47,6 +48,7 @@ class Reader:
         self._bodies = Bodies(self.memo.bodies)
         self._seed = seed("bytes") if tokenizer is None else seed("tokens", tokenizer.name)
         self._trust_request_chat_template = trust_request_chat_template
+        self._tail_ids: dict[str, list[int]] = {}  # most chats end with the same mark
 
     @property
     def exact(self) -> bool:
@@ -140,16 +142,16 @@ class Reader:
     def _text(self, text: str, ask: Ask) -> Row:
         """A text that is tokenized as a whole, or in pieces that come to the same."""
         assert self.tokenizer is not None
-        ask.tails.append(text[-_TAIL:])
+        pieces = self.tokenizer.cutter.cut(text)
         if not ask.add_special_tokens:
-            return self._row(self.tokenizer.cutter.cut(text), self._seed)
+            ask.tails.append(pieces[-1][-_TAIL:])
+            return self._row(pieces, self._seed)
         if (bounds := self.tokenizer.bounds) is None:
-            ids = self._ids(text, ask)
-            ask.tails.pop()
-            return Row(self.memo, ids_in_pieces(ids), base=seed("ids"))
+            return Row(self.memo, ids_in_pieces(self._ids(text, ask)), base=seed("ids"))
+        ask.tails.append(pieces[-1][-_TAIL:])
         before, after = bounds
         base = seed("with begin and end", self.tokenizer.name)
-        return self._row(self.tokenizer.cutter.cut(text), base, before or None, after or None)
+        return self._row(pieces, base, before or None, after or None)
 
     def _row(
         self,
@@ -210,7 +212,7 @@ class Reader:
         text = start.rest + "".join(parts)
         ask.inexact = start.inexact or MEDIUM in text
         pieces = self.tokenizer.cutter.cut(text)
-        ask.tails.append(text[-_TAIL:])
+        ask.tails.append(pieces[-1][-_TAIL:])
         row = self._row(pieces, start.base, again=self._again(ask) if again else None)
         count, rest = settled_in(pieces, len(start.rest) + len(settled), self.tokenizer.cutter.longest)
         self._keep(ask, key, row, count, State(b"", rest, start.opening, ask.inexact))
@@ -295,7 +297,13 @@ class Reader:
         tail = ask.tails[which] if which < len(ask.tails) else ""
         try:
             # Not the text alone: some tokenizers begin a text differently from how they go on with one.
-            before, ids = map(list, self.tokenizer.encode_pieces([tail, tail + text]))
+            before = self._tail_ids.get(tail)
+            if before is None:
+                before = self.tokenizer.encode_pieces([tail])[0].tolist()
+                if len(self._tail_ids) == _MOST_TAILS:
+                    self._tail_ids.clear()
+                self._tail_ids[tail] = before
+            ids = self.tokenizer.encode_pieces([tail + text])[0].tolist()
             ids = ids[len(before) :] if ids[: len(before)] == before else self.tokenizer.encode(text, False)
         except ValueError:
             return None
@@ -307,7 +315,7 @@ class Reader:
             ids = self.tokenizer.encode(text, ask.add_special_tokens)
         except ValueError as error:
             raise PromptError(str(error)) from error
-        ask.tails.append(text[-_TAIL:])
+        ask.tails.append(self.tokenizer.cutter.cut(text)[-1][-_TAIL:])
         return ids
 
     def _given(self, ids: list[int], ask: Ask) -> list[int]:
