@@ -333,7 +333,7 @@ class Dispatch:
             found.decoding += running
             found.in_flight += running + waiting
             # What others have queued there is unknown; it is taken to be like this request.
-            found.waiting_ms += waiting * sum(self._rates.prefill_ms(each, 0) for each in tokens)
+            found.waiting_ms += waiting * self._rates.prefills_ms(tokens, (0,) * len(tokens))
         if outside is not None:
             others = outside.loads.get(found.name, NO_LOAD)
             found.decoding += others.decoding

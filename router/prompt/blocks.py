@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 
+from router.prompt.others import give_way
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -173,7 +175,7 @@ class Hasher:
     Raises ValueError for an algorithm that vLLM doesn't know.
     """
 
-    __slots__ = ("_digest", "_heads", "_serialise", "algorithm", "none_hash", "seed")
+    __slots__ = ("_digest", "_heads", "_in_cbor", "_serialise", "algorithm", "none_hash", "seed")
 
     def __init__(self, algorithm: str, seed: str | None = None) -> None:
         if algorithm not in ALGORITHMS:
@@ -181,7 +183,8 @@ class Hasher:
         self.algorithm = algorithm
         self.seed = DEFAULT_SEED if seed is None else seed
         self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else xxhash.xxh3_128_digest
-        self._serialise: Callable[[object], bytes] = _cbor if algorithm.endswith("_cbor") else _pickle
+        self._in_cbor = algorithm.endswith("_cbor")
+        self._serialise: Callable[[object], bytes] = _cbor if self._in_cbor else _pickle
         self.none_hash: bytes = self._digest(self._serialise(self.seed))
         self._heads: list[bytes] = []
         """What a pickle of (parent, block, None) begins with, by the length of the block's own pickle."""
@@ -214,21 +217,37 @@ class Hasher:
         self, parent: bytes, blocks: Iterable[tuple[int, ...]], block_size: int, keys: tuple[Any, ...] | None
     ) -> list[bytes]:
         """Digests of `blocks`, which follow `parent`, all with the same extra keys."""
+        digests: list[bytes] = []
+        plain = (
+            keys is None
+            and not self._in_cbor
+            and len(parent) == len(self.none_hash)
+            and 2 * (5 * block_size + 20) < _AT_ONCE_BYTES
+        )
+        if plain:
+            for length in range(len(self._heads), 5 * block_size + 20):
+                self._heads.append(_head_of_pickle(len(parent), length))
+        blocks = iter(blocks)
+        while part := list(islice(blocks, max(1, _AT_ONCE_BYTES // (5 * block_size + 20)))):
+            give_way()
+            if plain:
+                digests += self._pickled(parent, part)
+            else:
+                digests += self._one_by_one(parent, part, block_size, keys)
+            parent = digests[-1]
+        return digests
+
+    def _one_by_one(
+        self, parent: bytes, blocks: list[tuple[int, ...]], block_size: int, keys: tuple[Any, ...] | None
+    ) -> list[bytes]:
         digests = []
         digest, serialise = self._digest, self._serialise
-        if serialise is _cbor:
+        if self._in_cbor:
             head, size, ends = b"\x83" + _head(0x40, len(parent)), _head(0x80, block_size), _cbor(keys)
             encoded, join = _ENCODED_INT.__getitem__, b"".join
             for block in blocks:
                 parent = digest(join((head, parent, size, *map(encoded, block), ends)))
                 digests.append(parent)
-        elif keys is None and len(parent) == len(self.none_hash) and 2 * (5 * block_size + 20) < _AT_ONCE_BYTES:
-            at_once = _AT_ONCE_BYTES // (5 * block_size + 20)
-            blocks = iter(blocks)
-            for length in range(len(self._heads), 5 * block_size + 20):
-                self._heads.append(_head_of_pickle(len(parent), length))
-            while part := list(islice(blocks, at_once)):
-                digests += self._pickled(digests[-1] if digests else parent, part)
         else:
             for block in blocks:
                 parent = digest(serialise((parent, block, keys)))

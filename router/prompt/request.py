@@ -306,10 +306,10 @@ def _loads(body: bytes, chat: Chat | None = None) -> Any:
         if chat is not None and chat.known is not None:
             found = split(body, chat.known)
             if found is not None:
-                value, chat.messages = found
-                return value
+                chat.messages = found[1]
+                return found[0]
             chat.known = None
-        value = orjson.loads(body)
+        value: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         value = json.loads(body)
         if chat is not None:

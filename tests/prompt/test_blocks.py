@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt.blocks import ALGORITHMS, NO_EXTRA, ByteHasher, Chain, Extra, Hasher
+from router.prompt.blocks import ALGORITHMS, NO_EXTRA, ByteHasher, Extra, Hasher
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=60)
 sizes = st.integers(1, 9)
@@ -173,4 +173,3 @@ def test_what_cannot_be_hashed_is_refused() -> None:
 
 def test_a_chain_shows_what_matters() -> None:
     assert repr(Hasher("sha256", "0").chain([], 16)) == "Chain(keys=[], block_size=16, length=0)"
-    assert Chain.__slots__
