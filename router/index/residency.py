@@ -85,7 +85,18 @@ class Residency:
 
     def depth(self, keys: Sequence[int], guess: int = 0) -> int:
         """How many leading blocks of a chain are held; see `leading`."""
-        return leading(keys, self._held, guess)
+        held = self._held
+        depth = at = leading(keys, held, guess)
+        # From run to run: where the engine dropped one, what follows may still be thought to be there.
+        while at:
+            run = held.get(keys[at - 1])
+            if run is None:
+                depth = at = leading(keys[: at - 1], held)
+            elif run.start < at:
+                at = run.start
+            else:
+                break  # two blocks of one name
+        return depth
 
     def ends_a_turn(self, key: int) -> bool:
         """Whether one request was answered in this block and nothing went on from it: a conversation waits here."""

@@ -211,7 +211,7 @@ def test_what_the_engine_dropped_is_held_again_when_it_is_used_again() -> None:
     cache.drop([4])
     assert (cache.depth([1, 2, 3, 4, 5]), len(cache)) == (3, 5)  # 5 is of no use
     cache.drop([2])
-    assert (cache.depth([1, 2]), cache.depth([1, 2, 8, 9])) == (1, 1)
+    assert (cache.depth([1, 2]), cache.depth([1, 2, 8, 9]), cache.depth([1, 2, 3])) == (1, 1, 1)
     cache.record([1, 2, 3, 4])
     assert cache._held.keys() == {1, 2, 3, 4}
 
