@@ -22,11 +22,11 @@ export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.matplotlib
 export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check bench chaos soak conformance fuzz test-vllm fmt lock clean
+.PHONY: help demo test check bench chaos soak conformance fuzz test-vllm test-compiled bench-forward fmt lock clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets.
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(STAMP)  ## Three replicas that need no GPU, the router, a chat load, and what each replica does, live.
 	@$(BIN)/python -m bench demo --port $(DEMO_PORT) $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS)) $(ARGS)
@@ -59,6 +59,19 @@ fuzz: $(STAMP)  ## FUZZ_SEQUENCES byte sequences at the front, and as many as an
 test-vllm: $(STAMP)  ## Conformance against two real vLLM replicas on the CPU (installed into .vllm, about 4 GB).
 	$(BIN)/python tests/real_vllm/run.py $(ARGS)
 
+# The checkout as a wheel has it, compiled: nothing of it is meant to be edited.
+COMPILED := build/compiled
+
+$(COMPILED)/.made: $(STAMP) hatch_build.py pyproject.toml $(shell find router fake_backend bench tests -name '*.py')
+	$(BIN)/python hatch_build.py $(COMPILED)
+	@touch $@
+
+test-compiled: $(COMPILED)/.made  ## The tests of what is compiled, against the compiled modules; needs a C compiler.
+	cd $(COMPILED) && ../../$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),tests/wire tests/choose tests/prompt tests/index tests/handoff tests/end_to_end)
+
+bench-forward: $(COMPILED)/.made  ## What passing bytes on costs, compiled, beside nginx and other routers.
+	cd $(COMPILED) && ../../$(BIN)/python -m bench overhead forward $(ARGS)
+
 fmt: $(STAMP)  ## Format, and mend what the linter can mend.
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
@@ -73,7 +86,7 @@ lock: $(UV)  ## Make both lock files again from pyproject.toml (ARGS=--upgrade t
 	$(COMPILE) $(ARGS) --extra bench --group dev --output-file requirements-dev.lock
 
 clean:  ## Remove what the targets made.
-	rm -rf $(VENV) build/uv $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # An environment that was copied, half built or left by a Python that is gone is made anew.
 $(STAMP): requirements-dev.lock pyproject.toml

@@ -221,6 +221,7 @@ async def _cpu_rows(
                     elif key == "p50":
                         run = await wrk.run(each.url, "plain", connections=1, seconds=seconds)
                         value = run.p50_us - straight
+                        result.count(key, each.peer.name, run)
                     else:
                         before = cpu_us(each.pid)
                         run = await wrk.run(each.url, key, connections=CONNECTIONS, seconds=seconds)

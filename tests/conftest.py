@@ -1,4 +1,5 @@
-"""The mark `fault`, and the page that is made from a run of the tests that have it (tests/faults.py)."""
+"""The mark `fault`, and the page that is made from a run of the tests that have it (tests/faults.py); the mark
+`interpreted`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from router.wire import front
 from tests.faults import NAMES, page
 
 _shown: dict[str, set[str]] = {}
@@ -17,6 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fault(name): shows this fault of tests/faults.py to be absent")
+    config.addinivalue_line("markers", "interpreted: derives from, or replaces, what may be compiled (hatch_build.py)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not front.__file__.endswith(".py") and item.get_closest_marker("interpreted"):
+        pytest.skip("the modules are compiled")
     for mark in item.iter_markers("fault"):
         for name in mark.args:
             _shown.setdefault(name, set()).add(item.nodeid.partition("[")[0])

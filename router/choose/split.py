@@ -178,7 +178,7 @@ class Choice:
 
     def _load(self, places: Sequence[int], servers: int) -> float:
         """How busy the work given lately to these keeps so many replicas; 1 is all the time."""
-        tokens = sum(self.candidates[place].routed for place in places)
+        tokens = math.fsum(self.candidates[place].routed for place in places)
         return tokens * self.rates.token_ms * self.rates.likely / (ROUTED_WINDOW_SECONDS * 1000) / servers
 
     def _prefills(self, candidates: Sequence[Candidate], queue: float = 0.0) -> list[PrefillPrice]:

@@ -55,7 +55,7 @@ class Rates:
         """The same for several prompts together. Raises ValueError where there is not a `cached` for each."""
         if len(tokens) == len(cached) == 1:
             return self.prefill_ms(tokens[0], cached[0])
-        return sum([self.prefill_ms(each, held) for each, held in zip(tokens, cached, strict=True)])
+        return math.fsum(self.prefill_ms(each, held) for each, held in zip(tokens, cached, strict=True))
 
     def slowness(self, replica: str) -> float:
         """A replica's prefill time over the fleet's typical one; 1 where nothing is known."""

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from router.index.memory import Index
+from router.index.neighbour_index import NeighbourIndex
+from router.index.news import Load, News, Record
 from router.index.shared_codec import Others, Outside
 
 if TYPE_CHECKING:
@@ -38,41 +40,6 @@ MAX_UNREAD_BYTES = 8 * 1024 * 1024
 # Longer than any message; who sends more is no worker.
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 SIZE_BYTES = 4
-
-
-class Record(msgspec.Struct, array_like=True, gc=False):
-    """See `Index.record`; with `forgotten`, `Index.forget`. `keys`: 8 bytes each. Times are of the clock that all
-    processes of a machine have in common."""
-
-    replica: str
-    keys: bytes
-    rank: int | None = None
-    ended: bool = False
-    prompt_blocks: int = 0
-    now: float = 0.0
-    until: float = 0.0
-    beyond: int = 0
-    partial: bool = False
-    forgotten: bool = False
-
-
-class Load(msgspec.Struct, array_like=True, gc=False):
-    """One replica's load from one worker; see `router.fleet.ledger.Load`."""
-
-    replica: str
-    in_flight: int
-    decoding: int
-    waiting_ms: float
-    head_ms: float
-    routed: float
-
-
-class News(msgspec.Struct, array_like=True):
-    """What one worker tells all others: its whole load, and what it recorded since the last time."""
-
-    worker: int
-    loads: list[Load]
-    records: list[Record]
 
 
 class Neighbours:
@@ -236,46 +203,6 @@ class Neighbours:
 
     def parted(self, reader: _Reader) -> None:
         self._readers.discard(reader)
-
-
-class NeighbourIndex(Index):
-    """An `Index` that tells the neighbours what is recorded and forgotten here. That a replica was restarted, or what
-    its engine publishes, each of them hears by itself."""
-
-    def __init__(self, neighbours: Neighbours) -> None:
-        super().__init__()
-        self._neighbours = neighbours
-
-    def record(
-        self,
-        replica: str,
-        keys: Sequence[int],
-        *,
-        ended: bool = False,
-        prompt_blocks: int = 0,
-        now: float = 0.0,
-        until: float = 0.0,
-        rank: int | None = None,
-        beyond: int = 0,
-        partial: bool = False,
-    ) -> None:
-        super().record(
-            replica,
-            keys,
-            ended=ended,
-            prompt_blocks=prompt_blocks,
-            now=now,
-            until=until,
-            rank=rank,
-            beyond=beyond,
-            partial=partial,
-        )
-        packed = array("Q", keys).tobytes()
-        self._neighbours.tell(Record(replica, packed, rank, ended, prompt_blocks, now, until, beyond, partial))
-
-    def forget(self, replica: str, keys: Sequence[int], rank: int | None = None) -> None:
-        super().forget(replica, keys, rank)
-        self._neighbours.tell(Record(replica, array("Q", keys).tobytes(), rank, forgotten=True))
 
 
 class _Reader(asyncio.Protocol):

@@ -320,6 +320,7 @@ class TestLeaving:
         await until(lambda: not any(each.load.in_flight for each in router.fleet), "nothing is booked")
         assert decode.received == []
 
+    @pytest.mark.interpreted
     async def test_before_the_other_one_is_reached(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """The prompt is computed and its blocks are pinned; the one that was to fetch says that they may go."""
         prefill, decode, router = await pair(

@@ -200,6 +200,7 @@ class TestLettingGo:
         client.leave()
         await nothing_pinned(prefill)
 
+    @pytest.mark.interpreted
     async def test_a_client_that_leaves_before_the_other_one_is_reached(
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:

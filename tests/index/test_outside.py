@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.index.memory import Index, Match
 from router.index.outside import together
 from router.index.shared_codec import Told
+
+pytestmark = pytest.mark.interpreted
 
 KEYS = list(range(1, 101))
 

@@ -171,5 +171,6 @@ def test_what_cannot_be_hashed_is_refused() -> None:
         Hasher("sha256").chain([1], 0)
 
 
+@pytest.mark.interpreted
 def test_a_chain_shows_what_matters() -> None:
     assert repr(Hasher("sha256", "0").chain([], 16)) == "Chain(keys=[], block_size=16, length=0)"

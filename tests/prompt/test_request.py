@@ -79,6 +79,7 @@ def test_the_bound_on_an_answer(members: dict[str, Any], max_tokens: int | None)
     assert chat(**members).max_tokens == max_tokens
 
 
+@pytest.mark.interpreted
 def test_members_of_other_types_keep_their_defaults() -> None:
     ask = chat(
         model=1, stream=None, n=None, cache_salt=5, tools={}, stream_options=[], chat_template_kwargs=[], documents=0

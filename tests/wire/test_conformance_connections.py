@@ -71,6 +71,7 @@ async def test_small_packets_leave_at_once_on_both_sides(bench: Bench) -> None:
     router._pools[replica.name].give_back(connection)
 
 
+@pytest.mark.interpreted
 @pytest.mark.fault("small packets wait")
 async def test_what_comes_in_one_packet_is_one_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     from router.wire.front import Front

@@ -292,6 +292,7 @@ async def test_an_upload_weighs_no_more_than_the_models_context(bench: Bench) ->
 UNREADABLE = b'{"model":"m","cache_salt":"\\ud800","messages":[{"role":"user","content":"%s"}]}' % (b"a" * 500)
 
 
+@pytest.mark.interpreted
 async def test_bodies_that_break_reading_pass_with_one_line_for_all(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +352,7 @@ async def test_blocks_hashed_in_a_way_unknown_to_us_still_tell_prompts_apart(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.interpreted
 async def test_long_bodies_are_read_off_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 

@@ -101,6 +101,7 @@ async def test_without_any_replica_it_still_starts_and_says_so(bench: Bench) -> 
 # -- tokenizers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 async def test_a_tokenizer_is_loaded_once_for_all_replicas_and_aliases(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
