@@ -125,10 +125,12 @@ class Outcome:
 
     @property
     def pays(self) -> bool:
-        """Whether nothing was split, or all was sooner for it than if nothing had been."""
+        """Whether nothing was split, or all was sooner for it than if nothing had been: on balance of first tokens and
+        ends, and neither of them later by more than the bar allows."""
         ours, never = self.figures[OURS], self.figures["never"]
-        sooner = ours.ttft_mean_ms <= never.ttft_mean_ms and ours.end_to_end_mean_ms <= never.end_to_end_mean_ms
-        return not ours.split_share or sooner
+        ttft = ours.ttft_mean_ms / never.ttft_mean_ms
+        whole = ours.end_to_end_mean_ms / never.end_to_end_mean_ms
+        return not ours.split_share or (ttft * whole <= 1 and max(ttft, whole) <= NO_WORSE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,15 +300,16 @@ class HandOff(Section, frozen=True):
     split_slow_links: Annotated[
         bool,
         Meta(
-            description="`cost` takes a link that is no RDMA for as good as any: a split over it needs to save no more "
-            "than over others."
+            description="`cost` takes a link that is no RDMA for as good as any: what is split over it may begin later "
+            "itself where that spares others more."
         ),
     ] = False
     kv_link: Annotated[
         str,
         Meta(
             description="What moves KV: `rdma`, `tcp`, or GB/s and perhaps ms of latency, as `12,0.5`. Over what is no "
-            "RDMA, told or measured, `cost` splits only where that gains much. Unset: 25 Gb Ethernet, until measured."
+            "RDMA, told or measured, `cost` splits nothing that would itself begin later. Unset: 25 Gb Ethernet, until "
+            "measured."
         ),
     ] = ""
     kv_bytes_per_token: Annotated[

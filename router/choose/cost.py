@@ -12,6 +12,7 @@ this one was given lately, up to a bound, so that a popular prefix spreads as fa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,19 +32,38 @@ DECODE_WEIGHT = 5
 PLACEMENT_TOKENS = 4000
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """What a replica that may be one end of a split has of splits, and what could hold up those to come."""
+
+    fetching: float = 0.0
+    """Bytes of KV on their way to it."""
+    expected: int = 0
+    """Requests that it will answer and others compute, before their first token."""
+    fetched: float = 0.0
+    """Bytes of KV a second that came to it lately."""
+    prefilling: float = 0.0
+    """The share of the time, 0 up, that the prefills given to it lately take."""
+    residual_ms: float = 0.0
+    """How long what comes at any one moment waits for the one under way, if there is one; on average."""
+
+
+NO_END = End()
+
+
 class Candidate:
     """One replica, as the request would find it. Tokens, ms.
 
     `cached`: leading tokens it holds of each prompt of the request, `hit` their sum. `continues`: the request goes on
     with a turn that ended here. `routed`: work it was given lately, in prefilled tokens' worth. `rank`: the
-    data-parallel rank that this is about, where ranks are told apart. `fetching`: bytes of KV on their way to it.
+    data-parallel rank that this is about, where ranks are told apart. `end`: where it may be one end of a split.
     """
 
     __slots__ = (
         "cached",
         "continues",
         "decoding",
-        "fetching",
+        "end",
         "hit",
         "in_flight",
         "name",
@@ -64,7 +84,7 @@ class Candidate:
         routed: float,
         slowness: float = 1.0,
         rank: int | None = None,
-        fetching: float = 0.0,
+        end: End = NO_END,
     ) -> None:
         self.name = name
         self.cached = cached
@@ -76,7 +96,7 @@ class Candidate:
         self.routed = routed
         self.slowness = slowness
         self.rank = rank
-        self.fetching = fetching
+        self.end = end
 
 
 class Price:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING, Protocol
 
-from router.choose.cost import DECODE_WEIGHT, Candidate, Price
+from router.choose.cost import DECODE_WEIGHT, Candidate, End, Price
 from router.choose.policies import Decision, Policy, decide
 from router.choose.split import Choice, SplitDecision
 from router.fleet.ledger import Booking, Stage
@@ -66,7 +66,7 @@ class Placement:
 class SplitPlacement:
     """One request at the replica that answers it and, if it was split, at another that computes its prompt."""
 
-    __slots__ = ("decision", "decode", "handed_at", "prefill", "queued", "size")
+    __slots__ = ("decision", "decode", "handed_at", "prefill", "prefills", "size")
 
     def __init__(
         self, decision: SplitDecision, prefill: Placement | None, decode: Placement, size: float = 0.0
@@ -78,8 +78,8 @@ class SplitPlacement:
         """Bytes of KV that `decode` is thought to need of `prefill`."""
         self.handed_at: float | None = None
         """When the prompt was computed; None until then."""
-        self.queued = False
-        """Others waited for their prefills at `decode` then, so that its first token tells nothing of the transfer."""
+        self.prefills: int | None = None
+        """How many `decode` had been given by then; None where some waited there still."""
 
 
 class Dispatch:
@@ -142,7 +142,7 @@ class Dispatch:
         blocks = [chains(replica) for replica in replicas]
         decision = decider.decide(
             Choice(
-                self._candidates(now, replicas, blocks, tokens, rank, outside),
+                self._ends(now, replicas, blocks, tokens, rank, outside),
                 [place for place, replica in enumerate(replicas) if replica.prefills],
                 [place for place, replica in enumerate(replicas) if replica.decodes],
                 tokens,
@@ -240,7 +240,7 @@ class Dispatch:
         blocks = [chains(replica) for replica in replicas]
         return decider.decide(
             Choice(
-                self._candidates(now, replicas, blocks, tokens, None, outside),
+                self._ends(now, replicas, blocks, tokens, None, outside),
                 [place for place, replica in enumerate(replicas) if replica.prefills],
                 [place for place, replica in enumerate(replicas) if replica.decodes],
                 tokens,
@@ -262,6 +262,26 @@ class Dispatch:
     ) -> Decision:
         seen = self._candidates(now, replicas, blocks, tokens, rank, outside)
         return decide(policy, seen, tokens, self._rates)
+
+    def _ends(
+        self,
+        now: float,
+        replicas: Sequence[Replica],
+        blocks: Sequence[Sequence[Blocks]],
+        tokens: Sequence[int],
+        rank: int | None,
+        outside: Outside | None,
+    ) -> list[Candidate]:
+        """Candidates to be one end of a split: what this takes to price beside the rest."""
+        found = self._candidates(now, replicas, blocks, tokens, rank, outside)
+        for candidate, replica in zip(found, replicas, strict=True):
+            load = replica.load
+            share, wait = load.prefilling(now)
+            # How long other routers' prefills take is not known; they are taken to be like this one's.
+            own = load.routed(now)
+            more = candidate.routed / own if own else 1.0
+            candidate.end = End(load.fetching, load.expected, load.fetched(now), share * more, wait * more)
+        return found
 
     def _candidates(
         self,
@@ -321,7 +341,6 @@ class Dispatch:
             load.routed(now),
             self._rates.slowness(name),
             rank,
-            load.fetching,
         )
 
     def _add_others(
@@ -362,17 +381,19 @@ class Dispatch:
         self.end(now, split.prefill)
         self.answered(split.prefill, split.prefill.chains)
         split.handed_at = now
-        split.queued = split.decode.replica.load.waiting_ms(now) > 0
+        load = split.decode.replica.load
+        split.prefills = None if load.waiting_ms(now) > 0 else load.prefills
         if not visible:
             split.decode.booking.first_token(now)
 
     def fetched(self, now: float, split: SplitPlacement, links: Links) -> None:
         """The first token of a split request's answer: the KV has arrived, and tells how fast the link is."""
         self.first_token(now, split.decode)
-        if split.prefill is not None and split.handed_at is not None and not split.queued:
-            links.answered(
-                split.prefill.replica.name, split.decode.replica.name, size=split.size, seconds=now - split.handed_at
-            )
+        if split.prefill is None or split.handed_at is None or split.prefills != split.decode.replica.load.prefills:
+            return  # behind a prefill it tells nothing of the transfer
+        links.answered(
+            split.prefill.replica.name, split.decode.replica.name, size=split.size, seconds=now - split.handed_at
+        )
 
     def end(self, now: float, placement: Placement) -> None:
         """The request is over at this replica, however it ended. Safe to call twice."""

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from router.choose.cost import DECODE_WEIGHT, Candidate, Price, begins_branch, prices
-from router.fleet.ledger import ROUTED_WINDOW_SECONDS
 from router.fleet.links import Link, Links
-from router.fleet.rates import Rates
+from router.fleet.rates import STEP_MS, Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,18 +29,23 @@ if TYPE_CHECKING:
 
 # What holds others up counts, too. All of these were found in simulation (python -m bench simulate split).
 #
-# A prefill on a replica that decodes holds up all its answers. That makes them end later, but no first token come later
-# as long as there is room; where there is none any more, what ends later delays all that comes after it. So each answer
-# counts with this share of the prefill, over the square of the room that is left.
-DAMAGE = 0.04
-# The busiest that a fleet is taken to be, so that there always is some room.
+# A prefill on a replica that decodes holds up all its answers. They end later: each counts with the first share of the
+# prefill. No first token comes later as long as there is room; where little is left, what ends later delays all that
+# comes after it: each counts with the second share, too, over the square of the room, which is the last at the least.
+DAMAGE = 0.03
+DELAY = 0.0095
+LEAST_ROOM = 0.05
+# The busiest that a queue is taken to be: one that is busier has no length to speak of.
 BUSIEST = 0.8
+# It also holds up the first tokens of those whose KV arrives meanwhile, by what is left of it then.
+HELD = 0.5
 # A prefill that is handed over delays those that will come to the replicas which do nothing else: as long as a queue of
-# so many servers is at their load (Sakasegawa's approximation), times this.
+# so many servers is at their load (Sakasegawa's approximation), times this. A transfer likewise, on its link.
 QUEUE = 5.0
 # One more answer slows those beside it, and they slow it: this share of what it is as work, for each of them.
 CROWDING = 0.03
-# What a hand-over takes beside the transfer: the second request, the engine's step under way and the one that it joins.
+# What a hand-over takes beside the transfer: the second request, the engine's step under way and the one that it joins,
+# as long as these are short. Behind a prefill they are not.
 RESUME_MS = 35.0
 
 
@@ -76,17 +80,22 @@ class PairPrice:
     transfer_ms: float
     decode_waiting_ms: float
     """Of the replica that answers; likewise."""
+    resume_ms: float
+    """From the KV's arrival to the first token: a step there, or what others come to prefill there meanwhile."""
     crowding_ms: float
+    queue_ms: float
+    """How much later those come who will want to fetch after this one."""
 
     @property
     def own_ms(self) -> float:
         """From the decision to the first token."""
-        return max(max(self.prefill.own_ms, self.fetching_ms) + self.transfer_ms, self.decode_waiting_ms) + RESUME_MS
+        arrival = max(self.prefill.own_ms, self.fetching_ms) + self.transfer_ms
+        return max(arrival, self.decode_waiting_ms) + self.resume_ms
 
     @property
     def total_ms(self) -> float:
         arrival = max(self.prefill.total_ms, self.fetching_ms) + self.transfer_ms
-        return max(arrival, self.decode_waiting_ms) + RESUME_MS + self.crowding_ms
+        return max(arrival, self.decode_waiting_ms) + self.resume_ms + self.crowding_ms + self.queue_ms
 
 
 @dataclass(slots=True)
@@ -157,8 +166,8 @@ class Choice:
         self.branch = begins_branch(self.candidates)
         everyone = range(len(self.candidates))
         # As if those that answer did all of the work: what is split now is no reason to split less.
-        room = 1 - min(BUSIEST, self._load(everyone, len(self.answering)))
-        self._damage = DAMAGE / (room * room)
+        room = max(LEAST_ROOM, 1 - self._load(everyone, len(self.answering)))
+        self._damage = DAMAGE + DELAY / (room * room)
         own = [self.candidates[place] for place in self.answering]
         self.locals = [
             LocalPrice(price, self._crowding_ms(candidate))
@@ -177,15 +186,22 @@ class Choice:
         return sum(self.tokens) - self.candidates[self.local].hit
 
     def _load(self, places: Sequence[int], servers: int) -> float:
-        """How busy the work given lately to these keeps so many replicas; 1 is all the time."""
-        tokens = math.fsum(self.candidates[place].routed for place in places)
-        return tokens * self.rates.token_ms * self.rates.likely / (ROUTED_WINDOW_SECONDS * 1000) / servers
+        """How busy these would keep so many replicas, with the prefills given to them lately and what they decode now;
+        1 is all the time. Not what was booked for answers: how long they will be nobody knows before."""
+        likely = self.rates.likely
+        answer = DECODE_WEIGHT * self.rates.token_ms * likely / STEP_MS
+        found = [self.candidates[place] for place in places]
+        return math.fsum(each.end.prefilling * likely + each.decoding * answer for each in found) / servers
 
     def _prefills(self, candidates: Sequence[Candidate], queue: float = 0.0) -> list[PrefillPrice]:
         likely = self.rates.likely
         priced = prices(candidates, self.tokens, self.rates, branch=self.branch)
         return [
-            PrefillPrice(price, likely, likely * price.prefill_ms * (self._damage * candidate.decoding + queue))
+            PrefillPrice(
+                price,
+                likely,
+                likely * price.prefill_ms * (self._damage * candidate.decoding + HELD * candidate.end.expected + queue),
+            )
             for candidate, price in zip(candidates, priced, strict=True)
         ]
 
@@ -199,6 +215,12 @@ class Choice:
     def _crowding_ms(self, candidate: Candidate) -> float:
         work_ms = self.answer_tokens * DECODE_WEIGHT * self.rates.token_ms * self.rates.likely
         return CROWDING * work_ms * candidate.in_flight
+
+    def _stall_ms(self, candidate: Candidate) -> float:
+        """How long KV that arrives some time from now waits for prefills at its end: as a queue of one server has it
+        (Pollaczek and Khinchine's formula)."""
+        end, likely = candidate.end, self.rates.likely
+        return likely * likely * end.residual_ms / (1 - min(BUSIEST, likely * end.prefilling))
 
     def best_pair(self) -> Pair | None:
         """The pair of the least cost; None where there is none."""
@@ -222,27 +244,30 @@ class Choice:
             size = (total - candidate.hit) * links.bytes_per_token
             floor = links.fastest.transfer_ms(size)
             crowding = self._crowding_ms(candidate)
+            resume = RESUME_MS + self._stall_ms(candidate)
             waiting = likely * candidate.waiting_ms
-            bound = max(max(computing[0][0], candidate.fetching / fastest) + floor, waiting) + crowding
-            answering.append((bound, candidate.routed, place, size, floor, waiting, crowding))
+            bound = max(max(computing[0][0], candidate.end.fetching / fastest) + floor, waiting) + resume + crowding
+            answering.append((bound, candidate.routed, place, size, floor, waiting, resume, crowding))
         answering.sort(key=lambda each: each[:3])
         best: Pair | None = None
         least = float("inf")
-        for bound, _, decode, size, floor, waiting, crowding in answering:
+        for bound, _, decode, size, floor, waiting, resume, crowding in answering:
             if bound >= least:
                 break  # and so are all after it
             for spent, _, prefill, price in computing:
-                if max(spent + floor, waiting) + crowding >= least:
+                if max(spent + floor, waiting) + resume + crowding >= least:
                     break
                 if prefill == decode:
                     continue
                 link = links.between(candidates[prefill].name, candidates[decode].name)
                 transfer = link.transfer_ms(size)
-                fetching = candidates[decode].fetching / link.bandwidth * 1000
-                all_in_all = max(max(spent, fetching) + transfer, waiting) + crowding
-                if all_in_all < least:
-                    least = all_in_all
-                    best = Pair(prefill, decode, PairPrice(price, fetching, transfer, waiting, crowding), link)
+                fetching = candidates[decode].end.fetching / link.bandwidth * 1000
+                busy = min(BUSIEST, candidates[decode].end.fetched / link.bandwidth)
+                behind = QUEUE * transfer * busy / (1 - busy)
+                pair = PairPrice(price, fetching, transfer, waiting, resume, crowding, behind)
+                if pair.total_ms < least:
+                    least = pair.total_ms
+                    best = Pair(prefill, decode, pair, link)
         return best
 
     def stay(self, reason: str, pair: Pair | None = None) -> SplitDecision:
@@ -313,15 +338,15 @@ class Cost:
 
     `least_uncached`: fewer uncached tokens are never handed over. `least_ratio`: nor are prompts that are shorter, in
     uncached tokens, than so many times the answer expected. `gain`: what a split has to save of the local cost, 0 to 1,
-    and at least `gain_ms`. `slow_gain`: over a link that is not RDMA, it has to save so much of the time to its own
-    first token as well, whatever it spares others. `force`: a slow link is as good as any.
+    and at least `gain_ms`. `late`: by so many times its local first token's time may its own one come later, where that
+    spares others more; over a link that is not RDMA, by none. `force`: a slow link is as good as any.
     """
 
     least_uncached: int = 256
     least_ratio: float = 0.0
     gain: float = 0.02
     gain_ms: float = 5.0
-    slow_gain: float = 0.5
+    late: float = 6.0
     force: bool = False
 
     def decide(self, choice: Choice) -> SplitDecision:
@@ -336,15 +361,15 @@ class Cost:
         if pair is None:
             return choice.stay("no replica to compute it elsewhere")
         local, split, link = choice.local_price, pair.price, pair.link
+        slow = not (link.fast or self.force)
         saved_ms = local.total_ms - split.total_ms
         if saved_ms < max(self.gain_ms, self.gain * local.total_ms):
             return choice.stay("local costs less" if saved_ms < 0 else "local costs hardly more", pair)
-        if not (link.fast or self.force) and split.own_ms > (1 - self.slow_gain) * local.prefill.own_ms:
+        if split.own_ms > (1 + (0 if slow else self.late)) * local.prefill.own_ms:
             how = "measured" if link.measured else "told"
+            why = f"the link is not RDMA ({how}: {link.bandwidth / 1e9:.1f} GB/s): " if slow else ""
             return choice.stay(
-                f"the link is not RDMA ({how}: {link.bandwidth / 1e9:.1f} GB/s): its first token would come in "
-                f"{split.own_ms:.0f} ms, locally in {local.prefill.own_ms:.0f}",
-                pair,
+                f"{why}its first token would come in {split.own_ms:.0f} ms, locally in {local.prefill.own_ms:.0f}", pair
             )
         return choice.split(pair, f"it costs {saved_ms:.0f} ms less than local")
 

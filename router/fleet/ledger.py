@@ -12,6 +12,8 @@ from enum import Enum
 
 # Placement looks at the work routed lately; a minute is a few turns of a conversation.
 ROUTED_WINDOW_SECONDS = 60.0
+# Sooner after the first request nothing is said of how many there are a second.
+LEAST_SEEN_SECONDS = 10.0
 
 
 class Stage(Enum):
@@ -56,7 +58,7 @@ class Booking:
         if self.stage is Stage.PREFILL:
             self.load.leave_prefill(self, now)
         elif self.stage is Stage.ELSEWHERE:
-            self.load.fetching -= self.fetches
+            self.load.arrived(self)
         else:
             return
         self.stage = Stage.DECODE
@@ -69,16 +71,17 @@ class Booking:
         elif self.stage is Stage.DECODE:
             self.load.decoding -= self.sequences
         elif self.stage is Stage.ELSEWHERE:
-            self.load.fetching -= self.fetches
+            self.load.arrived(self)
         else:
             return
         self.stage = Stage.CLOSED
         self.load.in_flight -= self.sequences
 
     def take_back(self, now: float) -> None:
-        """The work was never done here."""
-        self.load.take_back(self.work, now)
-        self.work = 0.0
+        """The work was never done here. Safe to call twice."""
+        if self.work:
+            self.load.take_back(self, now)
+            self.work = 0.0
 
 
 class Load:
@@ -86,14 +89,20 @@ class Load:
     request can never be counted against the new process."""
 
     __slots__ = (
+        "_fetched",
         "_head_since",
+        "_prefills_ms",
         "_queue",
         "_queued_ms",
         "_routed",
         "_routed_at",
+        "_since",
+        "_squares",
         "decoding",
+        "expected",
         "fetching",
         "in_flight",
+        "prefills",
     )
 
     def __init__(self) -> None:
@@ -101,11 +110,19 @@ class Load:
         self.decoding = 0
         self.fetching = 0.0
         """Bytes of KV that requests have still to fetch from other replicas."""
+        self.expected = 0
+        """Requests whose prompts other replicas compute for it, and that have no first token yet."""
+        self.prefills = 0
+        """How many it was ever given."""
         self._queue: dict[Booking, None] = {}  # in order of booking
         self._queued_ms = 0.0
         self._head_since = 0.0
         self._routed = 0.0
+        self._prefills_ms = 0.0  # of the prefills among it: the sum
+        self._squares = 0.0  # and the sum of squares
+        self._fetched = 0.0  # bytes that came from elsewhere for it
         self._routed_at = 0.0
+        self._since: float | None = None
 
     def book(self, now: float, *, prefill_ms: float, work: float, visible: bool, sequences: int = 1) -> Booking:
         """Take a request on. `work`: all it will be for the replica, in prefilled tokens' worth (a rate would change
@@ -117,7 +134,8 @@ class Load:
         self._queue[booking] = None
         self._queued_ms += prefill_ms
         self.in_flight += sequences
-        self._route(work, now)
+        self.prefills += 1
+        self._route(work, now, prefill_ms)
         return booking
 
     def book_decode(self, now: float, *, work: float, fetches: float = 0.0, sequences: int = 1) -> Booking:
@@ -125,7 +143,9 @@ class Load:
         `fetches`: bytes of KV that come from there."""
         self.in_flight += sequences
         self.fetching += fetches
+        self.expected += 1
         self._route(work, now)
+        self._fetched += fetches
         return Booking(self, 0.0, True, work, sequences, Stage.ELSEWHERE, fetches)
 
     def waiting_ms(self, now: float) -> float:
@@ -152,13 +172,41 @@ class Load:
         """Work routed here, in prefilled tokens' worth, decayed over `ROUTED_WINDOW_SECONDS`."""
         return self._routed * math.exp(-(now - self._routed_at) / ROUTED_WINDOW_SECONDS)
 
-    def take_back(self, work: float, now: float) -> None:
-        """Work that was routed here and went elsewhere."""
-        self._route(-work, now)
+    def prefilling(self, now: float) -> tuple[float, float]:
+        """Of the prefills given lately: the share of the time that they take, 0 up, and how long what comes at any one
+        moment waits, on average, for the one under way, if there is one (the mean residual service, ms)."""
+        share = self._kept(now) / (self._seen(now) * 1000)
+        return self._prefills_ms * share, self._squares * share / 2
 
-    def _route(self, work: float, now: float) -> None:
-        self._routed = max(0.0, self.routed(now) + work)
+    def fetched(self, now: float) -> float:
+        """Bytes a second of KV from other replicas, lately."""
+        return self._fetched * self._kept(now) / self._seen(now)
+
+    def take_back(self, booking: Booking, now: float) -> None:
+        """Work that was routed here and went elsewhere."""
+        self._route(-booking.work, now, booking.prefill_ms, -1)
+
+    def _route(self, work: float, now: float, prefill_ms: float = 0.0, sign: int = 1) -> None:
+        if self._since is None:
+            self._since = now
+        kept = self._kept(now)
+        self._routed = max(0.0, self._routed * kept + work)
+        self._prefills_ms = max(0.0, self._prefills_ms * kept + sign * prefill_ms)
+        self._squares = max(0.0, self._squares * kept + sign * prefill_ms * prefill_ms)
+        self._fetched *= kept
         self._routed_at = now
+
+    def _seen(self, now: float) -> float:
+        """Seconds that decayed sums are over: all of the window only after it has been filled."""
+        age = 0.0 if self._since is None else now - self._since
+        return ROUTED_WINDOW_SECONDS * (1 - math.exp(-max(age, LEAST_SEEN_SECONDS) / ROUTED_WINDOW_SECONDS))
+
+    def _kept(self, now: float) -> float:
+        return math.exp(-(now - self._routed_at) / ROUTED_WINDOW_SECONDS)
+
+    def arrived(self, booking: Booking) -> None:
+        self.fetching -= booking.fetches
+        self.expected -= 1
 
     def leave_prefill(self, booking: Booking, now: float) -> None:
         first = next(iter(self._queue)) is booking

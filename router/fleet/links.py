@@ -17,8 +17,9 @@ MIN_SAMPLE_BYTES = 16e6
 RESUME_SECONDS = 0.025
 # No link is believed to be faster than this.
 MOST_BYTES_PER_SECOND = 50e9
-# What earlier transfers weigh when another is measured: the last twenty or so count.
-KEPT = 0.95
+# What waits at the end of a link makes it look slower, and nothing makes it look faster. So a transfer that was faster
+# than is believed counts for so much of the difference (of logarithms), one that was slower for so much.
+FASTER, SLOWER = 0.3, 0.05
 
 
 @dataclass(slots=True)
@@ -31,8 +32,6 @@ class Link:
     """Seconds before the first byte."""
     rdma: bool | None = None
     measured: bool = False
-    _bytes: float = 0.0
-    _seconds: float = 0.0
 
     @property
     def fast(self) -> bool:
@@ -48,9 +47,9 @@ class Link:
         moving = seconds - self.latency
         if size < MIN_SAMPLE_BYTES or moving <= 0:
             return
-        self._bytes = self._bytes * KEPT + size
-        self._seconds = self._seconds * KEPT + moving
-        self.bandwidth = self._bytes / self._seconds
+        seen = size / moving
+        gain = 1.0 if not self.measured else FASTER if seen > self.bandwidth else SLOWER
+        self.bandwidth *= (seen / self.bandwidth) ** gain
         self.measured = True
 
 

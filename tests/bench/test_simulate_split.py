@@ -117,6 +117,13 @@ def test_the_other_bars() -> None:
         assert len(judge([good, good, good, good, worse]).missed) == misses
 
 
+@pytest.mark.parametrize(
+    ("ttft", "whole", "pays"), [(99, 1005, True), (101, 985, True), (100, 1001, False), (90, 1040, False)]
+)
+def test_over_tcp_it_pays_on_balance_and_harms_neither(ttft: float, whole: float, pays: bool) -> None:
+    assert outcome(figures(ttft, whole), figures(200, 2000), figures(100, 1000), link="tcp").pays is pays
+
+
 def test_seeds_count_alike() -> None:
     found = mean([Figures(100, 0.5, 100, 200, 1000), Figures(300, 0.0, 200, 400, 3000)])
     assert found == Figures(400, 0.25, 150, 300, 2000)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.choose.cost import Candidate
+from router.choose.cost import Candidate, End
 from router.choose.split import Choice, Cost, SplitDecision, decider
 from router.fleet.links import Link, Links
 from router.fleet.rates import Rates
@@ -24,10 +24,21 @@ def candidate(
     cached: int = 0,
     waiting: float = 0.0,
     decoding: int = 0,
-    routed: float = 0.0,
     fetching: float = 0.0,
+    fetched: float = 0.0,
+    expected: int = 0,
+    prefilling: tuple[float, float] = (0.0, 0.0),
 ) -> Candidate:
-    return Candidate(name, (cached,), False, waiting, decoding, decoding, routed, fetching=fetching)
+    return Candidate(
+        name,
+        (cached,),
+        False,
+        waiting,
+        decoding,
+        decoding,
+        0.0,
+        end=End(fetching, expected, fetched, *prefilling),
+    )
 
 
 def choice(
@@ -111,9 +122,10 @@ def test_the_best_pair_is_the_best_of_all_pairs(
     both: int,
     told: dict[tuple[int, int], float],
 ) -> None:
+    # Nobody decodes or prefills: what is computed by one of few would cost those behind it more than by one of many.
     candidates = [
-        candidate(f"r{place}", cached=blocks * 16, waiting=waiting, decoding=decoding)
-        for place, (blocks, waiting, decoding) in enumerate([*computing, *answering])
+        candidate(f"r{place}", cached=blocks * 16, waiting=waiting, expected=expected, fetched=expected * 1e8)
+        for place, (blocks, waiting, expected) in enumerate([*computing, *answering])
     ]
     links = Links(TCP)
     first, second = len(computing), len(candidates)
@@ -145,8 +157,8 @@ def reason(decider: Cost, asked: Choice) -> str:
 
 def test_over_a_slow_link_it_stays_and_says_why_unless_that_is_forced_or_pays() -> None:
     told, unknown = Links(TCP), Links(Link(2.5e9, 0.001))
-    said = "the link is not RDMA (told: 2.5 GB/s): its first token would come in 869 ms, locally in 1094"
-    near = candidate("d", waiting=834, decoding=40)
+    said = "the link is not RDMA (told: 2.5 GB/s): its first token would come in 558 ms, locally in 260"
+    near = candidate("d", decoding=40)
     assert reason(Cost(), choice(IDLE, [near], links=told)) == said
     assert reason(Cost(), choice(IDLE, [near], links=unknown)) == said
     assert names(Cost(force=True).decide(choice(IDLE, [near], links=told))) == ("p", "d")
@@ -178,19 +190,27 @@ def test_several_prompts_stay_together() -> None:
 
 
 def test_the_busier_the_fleet_the_more_counts_what_is_held_up() -> None:
-    def others_ms(routed: float) -> float:
-        return choice(IDLE, [candidate("d", decoding=10, routed=routed)]).local_price.prefill.others_ms
+    def others_ms(share: float) -> float:
+        held = choice(IDLE, [candidate("d", decoding=8, prefilling=(share, 0.0))])
+        return held.local_price.prefill.others_ms
 
     prefill_ms = Rates(20_000).prefill_ms(5000, 0)
-    assert others_ms(0) == pytest.approx(0.04 * 10 * prefill_ms)
-    # Half a minute's work within a minute leaves half of the room.
-    assert others_ms(600_000) == pytest.approx(4 * others_ms(0))
-    assert others_ms(9e9) == pytest.approx(25 * others_ms(0))
+    # Eight answers of 5 tokens' worth in each step of 20 ms leave nine tenths of the room.
+    assert others_ms(0) == pytest.approx((0.03 + 0.0095 / 0.9**2) * 8 * prefill_ms)
+    assert others_ms(0.4) == pytest.approx((0.03 + 0.0095 / 0.5**2) * 8 * prefill_ms)
+    assert others_ms(9) == pytest.approx((0.03 + 0.0095 / 0.05**2) * 8 * prefill_ms)
+
+
+def test_first_tokens_that_wait_for_their_kv_are_held_up_by_half_a_prefill() -> None:
+    asked = choice(IDLE, [candidate("d", expected=2), candidate("e", waiting=50)])
+    assert asked.candidates[asked.local].name == "e"
+    held = choice(IDLE, [candidate("d", expected=2)]).local_price.prefill
+    assert held.others_ms == pytest.approx(held.price.prefill_ms)
 
 
 def test_a_pool_that_computes_for_others_is_spared_the_more_the_busier_and_smaller_it_is() -> None:
     def queue_ms(load: float, replicas: int) -> float:
-        pool = [candidate(f"p{i}", routed=1_200_000 * load) for i in range(replicas)]
+        pool = [candidate(f"p{i}", prefilling=(load, 0.0)) for i in range(replicas)]
         pair = choice(pool, [candidate("d")]).best_pair()
         assert pair is not None
         return pair.price.prefill.others_ms
@@ -199,6 +219,31 @@ def test_a_pool_that_computes_for_others_is_spared_the_more_the_busier_and_small
     assert queue_ms(0.0, 1) == 0.0
     assert queue_ms(0.5, 1) == pytest.approx(5 * prefill_ms)
     assert queue_ms(0.5, 7) == pytest.approx(5 * 0.5**3 / (7 * 0.5) * prefill_ms)
+
+
+def test_kv_that_arrives_behind_prefills_waits_for_them() -> None:
+    idle, busy = (
+        choice([candidate("p")], [candidate("d", prefilling=prefilling)]).best_pair()
+        for prefilling in ((0.0, 0.0), (0.5, 100.0))
+    )
+    assert idle is not None
+    assert busy is not None
+    assert busy.price.own_ms == pytest.approx(idle.price.own_ms + 100 / (1 - 0.5))
+
+
+def test_a_link_is_spared_the_more_the_busier_it_is() -> None:
+    pair = choice([candidate("p")], [candidate("d", fetched=22.5e9)]).best_pair()
+    assert pair is not None
+    assert pair.price.queue_ms == pytest.approx(5 * pair.price.transfer_ms)
+
+
+def test_no_first_token_comes_much_later_for_the_sake_of_others() -> None:
+    held_up = candidate("d", decoding=200, prefilling=(0.9, 0.0))
+    assert names(Cost().decide(choice([candidate("p", waiting=1000)], [held_up]))) == ("p", "d")
+    asked = choice([candidate("p", waiting=2000)], [held_up])
+    said = reason(Cost(), asked)
+    assert said == "its first token would come in 2309 ms, locally in 260"
+    assert names(Cost(late=9).decide(asked)) == ("p", "d")
 
 
 def test_what_is_on_its_way_already_delays_what_comes_behind_it() -> None:

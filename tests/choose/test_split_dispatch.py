@@ -106,6 +106,15 @@ def test_behind_a_prefill_nothing_is_learned_of_the_link() -> None:
     assert bench.links.between("p", "d") is bench.links.usual
 
 
+def test_nor_where_one_came_meanwhile() -> None:
+    bench = Bench()
+    split = bench.place(0.0, prompt(1))
+    bench.dispatch.handed(0.5, split, visible=True)
+    bench.dispatch.end(0.8, bench.place(0.6, prompt(2), "never").decode)
+    bench.dispatch.fetched(0.9, split, bench.links)
+    assert bench.links.between("p", "d") is bench.links.usual
+
+
 def test_an_answer_nobody_sees_begin_counts_as_decoding_once_it_was_handed_over() -> None:
     bench = Bench()
     split = bench.place(0.0, prompt(1))

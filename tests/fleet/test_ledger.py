@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,3 +104,39 @@ def test_a_prompt_computed_elsewhere_is_in_flight_and_nobody_waits_for_it() -> N
     given_up.close(3.0)
     given_up.first_token(3.0)
     assert (load.in_flight, load.decoding) == (0, 0)
+
+
+def seen(age: float) -> float:
+    """Seconds that a sum over the last minute is over, so long after the first request."""
+    return ROUTED_WINDOW_SECONDS * (1 - math.exp(-age / ROUTED_WINDOW_SECONDS))
+
+
+def test_prefills_given_lately_tell_how_long_one_waits_for_them() -> None:
+    load = Load()
+    assert load.prefilling(0.0) == (0.0, 0.0)
+    load.book(0.0, prefill_ms=1000, work=1, visible=True)
+    last = load.book(0.0, prefill_ms=2000, work=1, visible=True)
+    share, wait = load.prefilling(0.0)
+    # 3 s; a moment in a prefill is in the middle of it, on average.
+    assert share == pytest.approx(3 / seen(10))
+    assert wait == pytest.approx((1 * 500 + 2 * 1000) / seen(10))
+    assert load.prefilling(90.0)[0] == pytest.approx(3 * math.exp(-90 / 60) / seen(90))
+    last.take_back(0.0)
+    last.take_back(0.0)
+    share, wait = load.prefilling(0.0)
+    assert (share, wait) == (pytest.approx(1 / seen(10)), pytest.approx(500 / seen(10)))
+    # It still stands in line until it is closed.
+    assert load.waiting_ms(0.0) == 3000
+    last.close(0.0)
+    assert load.waiting_ms(0.0) == 1000
+
+
+def test_what_is_fetched_is_counted_and_expected_until_its_first_token() -> None:
+    load = Load()
+    first, second = (load.book_decode(0.0, work=10, fetches=3e9) for _ in range(2))
+    assert (load.expected, load.fetching) == (2, 6e9)
+    first.first_token(1.0)
+    second.close(1.0)
+    first.close(2.0)
+    assert (load.expected, load.fetching) == (0, 0.0)
+    assert load.fetched(30.0) == pytest.approx(6e9 * math.exp(-30 / 60) / seen(30))

@@ -21,12 +21,14 @@ def test_a_pair_is_like_all_until_it_is_told_or_measured() -> None:
     assert links.between("p", "e") is links.usual
 
 
-def test_what_is_measured_counts_bytes_by_their_seconds() -> None:
-    link = Link(2.5 * GB, 0.5)
+def test_a_faster_transfer_counts_for_more_than_a_slower_one() -> None:
+    link = Link(40 * GB, 0.5)
     link.observe(1 * GB, 1.5)
     assert (link.bandwidth, link.measured) == (1 * GB, True)
-    link.observe(3 * GB, 1.5)
-    assert link.bandwidth == pytest.approx((0.95 * 1 + 3) / (0.95 * 1 + 1) * GB)
+    link.observe(8 * GB, 1.5)
+    assert link.bandwidth == pytest.approx(8**0.3 * GB)
+    link.observe(8**0.3 * GB / 8, 1.5)
+    assert link.bandwidth == pytest.approx(8**0.25 * GB)
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(1e6, 0.5), (1e9, 0.001), (1e9, 0.0005)])
