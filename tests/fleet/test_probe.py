@@ -12,22 +12,15 @@ from router.app import Router
 from router.config import Fleet
 from router.fleet.probe import FAILURES_TO_LOSE
 from router.fleet.replica import State
-from tests.wire.conftest import Bench
-from tests.wire.scripted import CHAT, STREAM_HEAD, Received, Scripted, chunk, delta
+from tests.wire.conftest import Bench, probed
+from tests.wire.scripted import BOUND, CHAT, STREAM_HEAD, Received, Scripted, chunk, delta
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % (b"hello " * 400)
 STREAM_BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
 
 
 async def by_hand(bench: Bench, *replicas: Scripted, **changes: object) -> Router:
-    return await bench.router(*replicas, **{"probe_seconds": 3600, "probe_timeout_seconds": 0.05, **changes})
-
-
-async def rounds(router: Router, count: int, which: int = 0) -> State:
-    for _ in range(count):
-        assert router._roster is not None
-        await list(router._roster._asked.values())[which].probe.once()
-    return list(router.fleet)[which].state
+    return await bench.router(*replicas, **{"probe_seconds": 3600, "probe_timeout_seconds": BOUND, **changes})
 
 
 def long_ago() -> float:
@@ -58,13 +51,13 @@ async def test_one_whose_streams_go_on_is_not_lost_however_late_its_probes(bench
     replica.deaf = True
     known = router.fleet[replica.name]
     known.heard_at = long_ago()
-    assert await rounds(router, FAILURES_TO_LOSE - 1) is State.READY
+    assert await probed(router, replica, FAILURES_TO_LOSE - 1) is State.READY
     more.set()
     assert await client.chunk() == delta("b")
-    assert await rounds(router, 3) is State.READY
+    assert await probed(router, replica, 3) is State.READY
     # The stream is over and nothing has come for long enough.
     known.heard_at = long_ago()
-    assert await rounds(router, 1) is State.SILENT
+    assert await probed(router, replica) is State.SILENT
     assert known.why == "no answer in time"
 
 
@@ -79,11 +72,11 @@ async def test_a_silent_one_is_used_only_where_there_is_nothing_else(
         await ask(bench, router, STREAM_BODY)
     silent.deaf = True
     router.fleet[silent.name].heard_at = long_ago()
-    assert await rounds(router, FAILURES_TO_LOSE) is State.SILENT
+    assert await probed(router, silent, FAILURES_TO_LOSE) is State.SILENT
     for _ in range(6):
         assert await ask(bench, router) == (200, other.name.encode())
     await other.stop()
-    assert await rounds(router, 1, which=1) is State.LOST
+    assert await probed(router, other) is State.LOST
     assert await ask(bench, router) == (200, silent.name.encode())
     client = await bench.client(router)
     client.send(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -99,7 +92,7 @@ async def test_a_silent_one_is_used_only_where_there_is_nothing_else(
     held = router.index.blocks(silent.name)
     assert held > 0
     silent.deaf = False
-    assert await rounds(router, 1) is State.READY
+    assert await probed(router, silent) is State.READY
     assert router.index.blocks(silent.name) == held
     told = [record.getMessage() for record in caplog.records if record.name == "warmroute.fleet"]
     assert told[-3:] == [
@@ -114,9 +107,9 @@ async def test_a_silent_one_whose_port_closes_is_lost(bench: Bench) -> None:
     router = await by_hand(bench, replica)
     replica.deaf = True
     router.fleet[replica.name].heard_at = long_ago()
-    assert await rounds(router, FAILURES_TO_LOSE) is State.SILENT
+    assert await probed(router, replica, FAILURES_TO_LOSE) is State.SILENT
     await replica.stop()
-    assert await rounds(router, 1) is State.LOST
+    assert await probed(router, replica) is State.LOST
     assert (await ask(bench, router))[0] == 503
 
 
@@ -139,10 +132,10 @@ async def test_one_that_comes_back_holds_what_its_process_held(
     held = router.index.blocks(replica.name)
     assert held > 0
     await replica.stop()
-    assert await rounds(router, 1) is State.LOST
+    assert await probed(router, replica) is State.LOST
     replica.metrics = after
     await replica.start()
-    assert await rounds(router, 1) is State.READY
+    assert await probed(router, replica) is State.READY
     assert router.index.blocks(replica.name) == (held if kept else 0)
 
 
@@ -178,7 +171,7 @@ async def test_a_restart_between_two_rounds_forgets_all_that_was_learned(
     assert router.rates.slowness(replica.name) > 1.0
     replica.metrics = after
     replica.models = [{"id": "m2", "root": "m2"}]
-    assert await rounds(router, 1) is State.READY
+    assert await probed(router, replica) is State.READY
     assert router.index.blocks(replica.name) == 0
     assert router.rates.slowness(replica.name) == 1.0
     assert router.feedback.of(replica.name).pool_share == 1.0
@@ -200,14 +193,14 @@ async def test_one_refused_round_loses_it_and_one_late_round_does_not(bench: Ben
     late.deaf = True
     router.fleet[late.name].heard_at = long_ago()
     await gone.stop()
-    assert await rounds(router, FAILURES_TO_LOSE - 1) is State.READY
-    assert await rounds(router, 1, which=1) is State.LOST
+    assert await probed(router, late, FAILURES_TO_LOSE - 1) is State.READY
+    assert await probed(router, gone) is State.LOST
     late.deaf = False
-    assert await rounds(router, 1) is State.READY
+    assert await probed(router, late) is State.READY
     # A round that went well is a new beginning.
     late.deaf = True
     router.fleet[late.name].heard_at = long_ago()
-    assert await rounds(router, FAILURES_TO_LOSE - 1) is State.READY
+    assert await probed(router, late, FAILURES_TO_LOSE - 1) is State.READY
 
 
 async def test_late_ones_become_ready_and_say_so_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,10 +208,10 @@ async def test_late_ones_become_ready_and_say_so_once(bench: Bench, caplog: pyte
     here, late = await bench.replica(), await bench.replica()
     await late.stop()
     router = await by_hand(bench, here, late)
-    assert await rounds(router, 3, which=1) is State.UNSEEN  # the fourth failure, with the one at start-up
+    assert await probed(router, late, 3) is State.UNSEEN  # the fourth failure, with the one at start-up
     assert router.fleet.ready() == [router.fleet[here.name]]
     await late.start()
-    assert await rounds(router, 2, which=1) is State.READY
+    assert await probed(router, late, 2) is State.READY
     told = [record.getMessage() for record in caplog.records if late.name in record.getMessage()]
     assert [line.partition(": ")[0] for line in told] == [f"{late.name} is not ready yet", f"{late.name} is ready"]
     assert told[1].startswith(f"{late.name} is ready: m, read as bytes, 4 per token")
@@ -230,7 +223,7 @@ async def test_probes_bring_the_key_and_requests_keep_their_own(bench: Bench, tm
     file = tmp_path / "key"
     file.write_bytes(key + b"\n")
     router = await by_hand(bench, replica, **({"api_key_file": file} if key else {}))
-    await rounds(router, 1)
+    await probed(router, replica)
     assert {probe.header(b"authorization") for probe in replica.probes} == {b"Bearer " + key if key else None}
     assert {probe.line for probe in replica.probes} >= {b"GET /metrics HTTP/1.1", b"GET /v1/models HTTP/1.1"}
     client = await bench.client(router)
@@ -246,5 +239,5 @@ async def test_models_are_asked_for_again(bench: Bench) -> None:
     replica = await bench.replica()
     router = await by_hand(bench, replica)
     replica.models = [*replica.models, {"id": "late", "root": "/late", "parent": "m"}]
-    await rounds(router, 11)
+    await probed(router, replica, 11)
     assert list(router.fleet[replica.name].models) == ["m", "late"]

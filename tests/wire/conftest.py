@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import pytest
 import uvloop
 
 from router.app import Router
 from router.config import Settings, load
-from tests.wire.scripted import Raw, Script, Scripted
+from router.fleet.replica import State
+from tests.wire.scripted import BOUND, Raw, Script, Scripted
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -44,10 +46,15 @@ def settings_for(urls: list[str], **changes: Any) -> Settings:
     return load(replicas=urls, flags=flags, environ={})
 
 
-async def probed(router: Router, name: str) -> None:
-    """One round of questions to a replica."""
+async def probed(router: Router, replica: Scripted, rounds: int = 1) -> State:
+    """Rounds of questions to a replica, and what it then is. One that is deaf never answers, so it is not waited for;
+    any other has the time that it needs."""
     assert router._roster is not None
-    await router._roster._asked[name].probe.once()
+    probe = router._roster._asked[replica.name].probe
+    probe._timeout = aiohttp.ClientTimeout(total=0.01 if replica.deaf else BOUND)
+    for _ in range(rounds):
+        await probe.once()
+    return router.fleet[replica.name].state
 
 
 @pytest.fixture

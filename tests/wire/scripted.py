@@ -60,6 +60,10 @@ CHAT = json.dumps(
 ).encode()
 
 
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+STREAM_BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
+
+
 class Scripted:
     """One replica. `script` answers whatever is no probe; `received` are those requests in order."""
 
@@ -141,6 +145,17 @@ async def until_closed(request: Received, reader: asyncio.StreamReader) -> None:
         assert await reader.read() == b""
     request.aborted.set()
     raise ConnectionError("the router left")
+
+
+async def hang(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A script: not a byte, until the router leaves."""
+    await until_closed(request, reader)
+
+
+async def begin(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A script: the beginning of a stream, and no more until the router leaves."""
+    writer.write(STREAM_HEAD + chunk(delta("a")))
+    await until_closed(request, reader)
 
 
 def reset(writer: asyncio.StreamWriter) -> None:

@@ -217,7 +217,7 @@ async def test_all_left_alone_is_a_503_that_says_when_to_come_back(bench: Bench,
         assert await ask(bench, router) == [502]
     # A probe that gets through settles it, since connecting was what failed.
     await replicas[1].start()
-    await probed(router, replicas[1].name)
+    await probed(router, replicas[1])
     assert await ask(bench, router, 3) == [200] * 3
     assert len(replicas[1].received) == 3
 
@@ -228,7 +228,7 @@ async def test_another_process_has_a_clean_record(bench: Bench, clock: Clock) ->
     await ask(bench, router, FAILURES_TO_OPEN, STREAM_BODY)
     assert condition(router, replica, clock) is Condition.OPEN
     replica.metrics = b"process_start_time_seconds 2.0\n"
-    await probed(router, replica.name)
+    await probed(router, replica)
     assert condition(router, replica, clock) is Condition.CLOSED
 
 

@@ -7,22 +7,36 @@ import asyncio
 import pytest
 
 from router.app import Router
-from tests.wire.conftest import Bench
+from router.fleet.replica import State
+from tests.wire.conftest import Bench, settings_for
 from tests.wire.scripted import (
+    BODY,
     CHAT,
+    STREAM_BODY,
     STREAM_HEAD,
     Received,
+    Script,
     Scripted,
     answer,
+    begin,
     chunk,
     delta,
+    hang,
     until,
     until_closed,
     within,
 )
 
-CHAT_BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
-STREAM_BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
+
+def streaming(release: asyncio.Event) -> Script:
+    """Begins a stream, and ends it once it is let."""
+
+    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(delta("a")))
+        await release.wait()
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    return script
 
 
 def in_flight(router: Router) -> list[int]:
@@ -30,15 +44,10 @@ def in_flight(router: Router) -> list[int]:
 
 
 @pytest.mark.fault("work for nobody", "left before the first byte")
-@pytest.mark.parametrize("body", [CHAT_BODY, STREAM_BODY], ids=["whole", "stream"])
+@pytest.mark.parametrize("body", [BODY, STREAM_BODY], ids=["whole", "stream"])
 @pytest.mark.parametrize("begun", [False, True], ids=["before the head", "mid-answer"])
 async def test_the_replica_is_left_when_the_client_leaves(bench: Bench, body: bytes, begun: bool) -> None:
-    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if begun:
-            writer.write(STREAM_HEAD + chunk(delta("a")))
-        await until_closed(request, reader)
-
-    replica = await bench.replica(script)
+    replica = await bench.replica(begin if begun else hang)
     router = await bench.router(replica)
     client = await bench.client(router)
     client.post("/v1/chat/completions", body)
@@ -52,14 +61,11 @@ async def test_the_replica_is_left_when_the_client_leaves(bench: Bench, body: by
 
 
 async def test_a_client_that_leaves_while_its_next_request_is_queued(bench: Bench) -> None:
-    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await until_closed(request, reader)
-
-    replica = await bench.replica(script)
+    replica = await bench.replica(hang)
     router = await bench.router(replica)
     client = await bench.client(router)
-    client.post("/v1/chat/completions", CHAT_BODY)
-    client.post("/v1/chat/completions", CHAT_BODY)
+    client.post("/v1/chat/completions", BODY)
+    client.post("/v1/chat/completions", BODY)
     await until(lambda: len(replica.received) == 1, "the replica has the first request")
     client.leave()
     await within(replica.received[0].aborted.wait())
@@ -81,13 +87,14 @@ async def test_aborted_requests_leak_no_load(bench: Bench) -> None:
     for _ in range(25):
         clients = [await bench.client(router) for _ in range(2)]
         for client in clients:
-            client.post("/v1/chat/completions", CHAT_BODY)
+            client.post("/v1/chat/completions", BODY)
         await until(lambda: sum(in_flight(router)) == 2, "both are in flight")
         for client in clients:
             client.leave()
         await until(lambda: in_flight(router) == [0, 0], "both are gone")
     replicas[1].metrics = b"process_start_time_seconds 2.0\n"
-    await until(lambda: router.fleet[replicas[1].name].epoch == 1, "the restart is seen")
+    restarted = router.fleet[replicas[1].name]
+    await until(lambda: restarted.epoch == 1 and restarted.state is State.READY, "the restart is seen and over")
     before = [len(replica.received) for replica in replicas]
     for i in range(40):
         client = await bench.client(router)
@@ -99,21 +106,15 @@ async def test_aborted_requests_leak_no_load(bench: Bench) -> None:
 
 @pytest.mark.fault("probes reset load", "load ends at the head")
 async def test_probes_do_not_reset_what_is_in_flight(bench: Bench) -> None:
-    open_ = asyncio.Event()
+    release = asyncio.Event()
 
-    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD + chunk(delta("a")))
-        await open_.wait()
-        writer.write(b"0\r\n\r\n")
-
-    replica = await bench.replica(script)
+    replica = await bench.replica(streaming(release))
     replica.metrics = b'vllm:num_requests_running{engine="0"} 0.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
     router = await bench.router(replica, probe_seconds=0.02)
     clients = [await bench.client(router) for _ in range(20)]
     for client in clients:
         client.post("/v1/chat/completions", STREAM_BODY)
-    for client in clients:
-        await client.head()
+    await until(lambda: router.fleet[replica.name].load.decoding == 20, "all have begun")
     seen = router.fleet[replica.name].scraped_at
     await until(lambda: router.fleet[replica.name].scraped_at != seen, "a probe went by")
     assert in_flight(router) == [20]  # past their heads, and long before their ends
@@ -121,10 +122,9 @@ async def test_probes_do_not_reset_what_is_in_flight(bench: Bench) -> None:
     client = await bench.client(router)
     client.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b'warmroute_in_flight{replica="%s"} 20.0' % replica.name.encode() in (await client.reply()).body
-    open_.set()
+    release.set()
     for each in clients:
-        while await each.chunk() is not None:
-            pass
+        assert (await each.reply()).clean
     await until(lambda: in_flight(router) == [0], "all have ended")
 
 
@@ -154,12 +154,7 @@ async def test_load_counts_from_the_decision(bench: Bench) -> None:
 async def test_a_restarted_replica_owes_nothing_for_the_old_one(bench: Bench) -> None:
     release = asyncio.Event()
 
-    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD + chunk(delta("a")))
-        await release.wait()
-        writer.write(b"0\r\n\r\n")
-
-    replica = await bench.replica(script)
+    replica = await bench.replica(streaming(release))
     router = await bench.router(replica, probe_seconds=0.02)
     clients = [await bench.client(router) for _ in range(5)]
     for client in clients:
@@ -214,14 +209,7 @@ async def test_a_stalled_client_stops_the_replica_too(bench: Bench) -> None:
 async def test_stop_lets_running_answers_end_and_refuses_new_ones(bench: Bench) -> None:
     release = asyncio.Event()
 
-    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD + chunk(delta("a")))
-        await release.wait()
-        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-
-    replica = await Scripted(script).start()
-    from tests.wire.conftest import settings_for
-
+    replica = await Scripted(streaming(release)).start()
     router = Router(settings_for([replica.url], drain_seconds=20))
     await router.__aenter__()
     client = await bench.client(router)

@@ -13,54 +13,51 @@ from router.fleet.probe import FAILURES_TO_LOSE
 from router.fleet.replica import State
 from tests.wire.conftest import Bench, probed
 from tests.wire.scripted import (
+    BODY,
+    BOUND,
     CHAT,
+    STREAM_BODY,
     STREAM_HEAD,
+    Raw,
     Received,
     Scripted,
     answer,
+    begin,
     chunk,
     delta,
+    hang,
     until,
     until_closed,
     within,
 )
 
-BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
-STREAM_BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
-
-
-async def hang(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await until_closed(request, reader)
-
 
 async def open_router(bench: Bench, *replicas: Scripted) -> Router:
-    return await bench.router(*replicas, probe_seconds=3600, probe_timeout_seconds=0.05, policy="round_robin")
+    return await bench.router(*replicas, probe_seconds=3600, probe_timeout_seconds=BOUND, policy="round_robin")
 
 
-async def stop(router: Router, replica: Scripted, rounds: int = FAILURES_TO_LOSE) -> None:
+async def stop(router: Router, replica: Scripted) -> None:
     """The process is stopped: its port still takes connections, and nothing comes any more."""
     replica.deaf = True
     router.fleet[replica.name].heard_at = asyncio.get_running_loop().time() - 11.0
-    for _ in range(rounds):
-        await probed(router, replica.name)
+    await probed(router, replica, FAILURES_TO_LOSE)
 
 
-async def holding(bench: Bench, count: int) -> list[Scripted]:
-    """Replicas of which the first asked holds what it is given."""
-    replicas = [await bench.replica() for _ in range(count)]
-    replicas.sort(key=lambda replica: replica.name)
-    replicas[0].script = hang
-    return replicas
+async def waiting(bench: Bench, body: bytes) -> tuple[Scripted, Scripted, Router, Raw]:
+    """A client whose request the first of two replicas has, and holds."""
+    first, other = sorted([await bench.replica() for _ in range(2)], key=lambda replica: replica.name)
+    first.script = hang
+    router = await open_router(bench, first, other)
+    client = await bench.client(router)
+    client.post("/v1/chat/completions", body)
+    await until(lambda: len(first.received) == 1, "it has the request")
+    return first, other, router, client
 
 
 @pytest.mark.fault("hung replica")
 @pytest.mark.parametrize("body", [BODY, STREAM_BODY], ids=["whole", "stream"])
 async def test_what_waits_for_its_first_byte_goes_elsewhere(bench: Bench, body: bytes) -> None:
-    stopped, other = await holding(bench, 2)
-    router = await open_router(bench, stopped, other)
-    client = await bench.client(router)
-    client.post("/v1/chat/completions", body)
-    await until(lambda: len(stopped.received) == 1, "it has the request")
+    stopped, other, router, client = await waiting(bench, body)
     await stop(router, stopped)
     reply = await client.reply()
     assert (reply.status, reply.header(b"x-warmroute-replica")) == (200, other.name.encode())
@@ -72,17 +69,12 @@ async def test_what_waits_for_its_first_byte_goes_elsewhere(bench: Bench, body: 
 
 
 async def test_one_whose_streams_go_on_keeps_what_waits_there(bench: Bench) -> None:
-    stopped, other = await holding(bench, 2)
-    router = await open_router(bench, stopped, other)
-    client = await bench.client(router)
-    client.post("/v1/chat/completions", BODY)
-    await until(lambda: len(stopped.received) == 1, "it has the request")
+    stopped, other, router, client = await waiting(bench, BODY)
     stopped.deaf = True
-    await probed(router, stopped.name)
+    await probed(router, stopped)
     for _ in range(2 * FAILURES_TO_LOSE):
         router.fleet[stopped.name].heard_at = asyncio.get_running_loop().time()  # a stream's byte
-        await probed(router, stopped.name)
-    assert router.fleet[stopped.name].state is State.READY
+        assert await probed(router, stopped) is State.READY
     assert not stopped.received[0].aborted.is_set()
     assert not other.received
     client.leave()
@@ -112,11 +104,7 @@ async def test_the_only_one_is_waited_for(bench: Bench) -> None:
 
 @pytest.mark.fault("silent truncation")
 async def test_what_has_begun_is_told(bench: Bench) -> None:
-    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD + chunk(delta("a")))
-        await until_closed(request, reader)
-
-    stopped = await bench.replica(script)
+    stopped = await bench.replica(begin)
     router = await open_router(bench, stopped)
     client = await bench.client(router)
     client.post("/v1/completions", STREAM_BODY)
@@ -147,9 +135,7 @@ async def test_one_that_shuts_down_ends_what_it_has_begun(bench: Bench) -> None:
     await client.chunk()
     assert replica._server is not None
     replica._server.close()
-    for _ in range(FAILURES_TO_LOSE):
-        await probed(router, replica.name)
-    assert router.fleet[replica.name].state is State.LOST
+    assert await probed(router, replica, FAILURES_TO_LOSE) is State.LOST
     more.set()
     assert await client.chunk() == delta("b")
     assert await client.chunk() == b"data: [DONE]\n\n"

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.wire.conftest import Bench
+from tests.wire.conftest import Bench, probed
 from tests.wire.scripted import Raw, Received, Script, answer, until
 
 STARTED = b"process_start_time_seconds 1.0\n"
@@ -106,6 +106,5 @@ async def test_a_pool_that_changes_is_noticed(bench: Bench) -> None:
     for seed in range(6):
         await send(client, seed, 20)
     replica.metrics = cache(block_size=16, num_gpu_blocks=31)
-    assert router._roster is not None
-    await next(iter(router._roster._asked.values())).probe.once()
+    await probed(router, replica)
     assert router.index.blocks(replica.name) == 30
