@@ -59,7 +59,8 @@ def compile_in(directory: Path) -> list[Path]:
         command.inplace = True
         command.ensure_finalized()
         command.run()
-    return sorted(found.relative_to(directory) for found in directory.rglob("*.so") if "build" not in found.parts[:-1])
+    made = sorted(found.relative_to(directory) for found in directory.rglob("*.so"))
+    return [found for found in made if found.parts[0] != "build"]
 
 
 class CompileHook(BuildHookInterface[Any]):
