@@ -248,7 +248,7 @@ class Attempt(Sink):
     def _show(self) -> None:
         """From here on the client sees the answer, and no other attempt can take its place."""
         self._hold = None
-        self._client.begin(valve=self._connection, break_off=self._shut)
+        self._client.begin(valve=self._connection, break_off=self._shut, lasting=self._plain_events)
         self._beat()
 
     def body(self, piece: bytes) -> None:

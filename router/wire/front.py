@@ -39,6 +39,7 @@ TARGET = re.compile(rb"/|\*\Z|https?://[^/?]")
 # A slow reader may leave this much unsent before the replica's side is paused; what one more read brings (256 KiB at
 # the most) comes on top, and passes through several copies at once.
 WRITE_HIGH_BYTES = 64 * 1024
+_NO_HEADERS: Headers = []
 # After an early refusal the rest of the request is read and dropped this long, or the client's kernel would
 # throw our answer away with the reset that closing on unread bytes causes.
 LINGER_SECONDS = 5.0
@@ -131,6 +132,7 @@ class Front:
         "_loop",
         "_overhead",
         "_parser",
+        "_parsing",
         "_paused",
         "_progress",
         "_rank",
@@ -154,17 +156,18 @@ class Front:
     def __init__(self, door: Door) -> None:
         self._door = door
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = None
+        self._parsing = False  # a request has begun to come
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
         self._ready: list[Request] = []  # hardly ever more than one, and an empty deque is ten times a list
-        self._ahead = bytearray()
+        self._ahead: bytearray | None = None
         self._target = b""
-        self._headers: Headers = []
+        self._headers = _NO_HEADERS
         self._key = ""
         self._id = self._rank = b""
-        self._body: list[bytes] = []
+        self._body: list[bytes] | None = None
         self._body_size = 0
         self._head_seen = 0  # bytes fed since the last message's end
         self._head_since = self._body_since = 0.0
@@ -242,8 +245,7 @@ class Front:
         elif self._task is None and not self._closing and not self._lingering:
             if self._ready:
                 self._next()
-            elif self._ahead:
-                ahead, self._ahead = bytes(self._ahead), bytearray()
+            elif ahead := self._take_ahead():
                 self._feed(ahead)
 
     def data_received(self, data: bytes) -> None:
@@ -253,17 +255,31 @@ class Front:
         if self._task is not None or self._ready or self._paused:
             # The client is ahead of its answer. Reading goes on, since only reading shows that it left; so it is broken
             # off with one that is too far ahead.
-            self._ahead += data
-            if len(self._ahead) > AHEAD_BYTES:
-                self.abort()
+            self._add_ahead(data)
             return
         self._feed(data)
+
+    def _add_ahead(self, data: bytes) -> None:
+        if self._ahead is None:
+            self._ahead = bytearray()
+        self._ahead += data
+        if len(self._ahead) > AHEAD_BYTES:
+            self.abort()
+
+    def _take_ahead(self) -> bytes:
+        if self._ahead is None:
+            return b""
+        ahead, self._ahead = bytes(self._ahead), None
+        return ahead
 
     def _feed(self, data: bytes) -> None:
         upgrade = False
         self._overhead += len(data)
+        parser = self._parser
+        if parser is None:
+            parser = self._parser = httptools.HttpRequestParser(self)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade as found:
             if self._upgraded_body:
                 self._ignore_upgrade(data[found.args[0] :])
@@ -271,7 +287,7 @@ class Front:
             # An Upgrade may be ignored (RFC 9110 7.8), but what follows on this connection is not HTTP to us.
             upgrade = True
             if self._ready and self._ready[-1].upgrade:
-                self._ahead += data[found.args[0] :]
+                self._add_ahead(data[found.args[0] :])
         except httptools.HttpParserCallbackError:
             raise
         except httptools.HttpParserError as error:
@@ -295,16 +311,18 @@ class Front:
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Read a request once more that offers another protocol and has a body, as Java's clients send them: the parser
         takes that for the other protocol's."""
+        assert self._parser is not None
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s\r\n" % (method, self._target, version)]
         lines += [b"%s: %s\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
         self._upgraded_body = False
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = None
         self._feed(b"".join(lines) + b"\r\n" + rest)
 
     # -- httptools' callbacks -----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        self._parsing = True
         self._target = b""
         self._id = self._rank = b""
         self._headers = []
@@ -337,7 +355,8 @@ class Front:
 
     def on_headers_complete(self) -> None:
         self._in_body = True
-        limits = self._door.limits
+        limits, parser = self._door.limits, self._parser
+        assert parser is not None
         hosts = lengths = 0
         expects = False
         codings = []
@@ -359,14 +378,14 @@ class Front:
                 codings.append(value.strip().lower())
         if self._refusal is not None:
             return
-        if (lengths or codings) and self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT":
+        if (lengths or codings) and parser.should_upgrade() and parser.get_method() != b"CONNECT":
             self._upgraded_body = True
             return
         self._body_since = self._loop.time()
         if self._door.keys is not None and not self._admitted(self._door.keys):
             self._refusal = errors.unauthorized()
             return
-        version = self._parser.get_http_version()
+        version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
             self._refusal = errors.bad_request("the version is neither 1.0 nor 1.1")
         elif hosts > 1 or (hosts == 0 and version == "1.1"):
@@ -374,7 +393,7 @@ class Front:
         elif codings and (codings != [b"chunked"] or version == "1.0"):
             # Other codings would reach the replica unnamed; HTTP/1.0 knows none (RFC 9112 6.1).
             self._refusal = errors.bad_request("of Transfer-Encoding only `chunked` is served, in HTTP/1.1")
-        elif (method := self._parser.get_method()) not in METHODS:
+        elif (method := parser.get_method()) not in METHODS:
             self._refusal = errors.bad_request(f"{method.decode('latin-1')} is not served here")
         elif not TARGET.match(self._target):
             self._refusal = errors.bad_request("the target is no path")
@@ -387,6 +406,7 @@ class Front:
 
     def _admitted(self, keys: Keys) -> bool:
         """Judged before the body has come: strangers hold no memory."""
+        assert self._parser is not None
         admitted = keys.admit(self._parser.get_method(), self._target, self._headers)
         if admitted is not None:
             self._key, self._headers = admitted
@@ -402,7 +422,10 @@ class Front:
         self._overhead -= len(piece)
         self._body_size += len(piece)
         self._door.held_bytes += len(piece)
-        self._body.append(piece)
+        if self._body is None:
+            self._body = [piece]
+        else:
+            self._body.append(piece)
         if self._body_size > limits.body_bytes:
             self._refusal = errors.body_too_large(limits.body_bytes)
         elif self._door.held_bytes > limits.buffered_bytes:
@@ -411,45 +434,50 @@ class Front:
             self._drop_body()
 
     def on_message_complete(self) -> None:
+        self._parsing = False
         if self._refusal is not None or self._upgraded_body:
             return
+        parser = self._parser
+        assert parser is not None
         target = self._target
         if not target.startswith((b"/", b"*")):
             # Absolute form (RFC 9112 3.2.2): what a client says to a proxy. Path and query are what counts here.
             rest = target.partition(b"://")[2]
             cut = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
             target = rest[cut:] if rest[cut : cut + 1] == b"/" else b"/" + rest[cut:]
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        pieces = self._body
+        body = b"" if pieces is None else pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._ready.append(
             Request(
-                method=self._parser.get_method(),
+                method=parser.get_method(),
                 target=target,
                 headers=self._headers,
                 body=body,
-                http11=self._parser.get_http_version() == "1.1",
-                keep_alive=self._parser.should_keep_alive(),
+                http11=parser.get_http_version() == "1.1",
+                keep_alive=parser.should_keep_alive(),
                 key=self._key,
                 id=self._id,
                 rank=self._rank,
-                upgrade=self._upgrade() if self._parser.should_upgrade() else b"",
+                upgrade=self._upgrade(parser) if parser.should_upgrade() else b"",
             )
         )
-        self._body = []
+        self._headers = _NO_HEADERS
+        self._body = None
         self._body_size = 0  # the bytes stay counted in held_bytes until the request's answer is given
         self._in_body = False
         self._head_seen = 0
 
-    def _upgrade(self) -> bytes:
+    def _upgrade(self, parser: httptools.HttpRequestParser) -> bytes:
         """The protocol asked for, if it is WebSocket (RFC 6455 4.1). Others are not passed on: HTTP/2 spoken through us
         (`h2c`) would be requests that nobody here has looked at."""
         asked = b", ".join(value for name, value in self._headers if name.lower() == b"upgrade")
-        http11 = self._parser.get_http_version() == "1.1"
-        plain = self._parser.get_method() == b"GET" and not self._body_size
+        http11 = parser.get_http_version() == "1.1"
+        plain = parser.get_method() == b"GET" and not self._body_size
         return asked if http11 and plain and asked.strip().lower() == b"websocket" else b""
 
     def _drop_body(self) -> None:
         self._door.held_bytes -= self._body_size
-        self._body = []
+        self._body = None
         self._body_size = 0
 
     # -- one request after the other ----------------------------------------------------------------------------
@@ -495,10 +523,8 @@ class Front:
             self._next()
         elif self._refusal is not None:
             self._turn_away(self._refusal)
-        elif not self._paused:
-            ahead, self._ahead = bytes(self._ahead), bytearray()
-            if ahead:
-                self._feed(ahead)
+        elif not self._paused and (ahead := self._take_ahead()):
+            self._feed(ahead)
 
     def close_if_idle(self) -> None:
         """Close, unless a request is arriving or being answered."""
@@ -539,11 +565,19 @@ class Front:
         """Whether the connection goes on after the current answer; an answer's head must say so if not."""
         return self._request is not None and self._request.keep_alive and not self._door.closing
 
-    def begin(self, valve: Valve | None = None, break_off: Callable[[Refusal], None] | None = None) -> None:
+    def begin(
+        self,
+        valve: Valve | None = None,
+        break_off: Callable[[Refusal], None] | None = None,
+        *,
+        lasting: bool = False,
+    ) -> None:
         """From here on there is an answer. `valve` is stopped while the client does not read; `break_off` ends the
-        answer before its end, and says why as far as its format allows."""
+        answer before its end, and says why as far as its format allows. `lasting`: it is likely to take long."""
         assert not self.started
         self.started = True
+        if lasting and not self._parsing:
+            self._parser = None  # nothing is parsed meanwhile, and another one is cheaper than to hold this one
         self._valve = valve
         self._break_off = break_off
         if self._paused and valve is not None:
@@ -569,8 +603,7 @@ class Front:
         assert self._transport is not None
         self.begin()
         self.finish(close=True)
-        ahead, self._ahead = bytes(self._ahead), bytearray()
-        return self._transport, ahead
+        return self._transport, self._take_ahead()
 
     def write(self, data: bytes) -> None:
         if not self.gone and self._transport is not None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # A replica's own limit on header bytes is far below; beyond this it is not an HTTP server.
 MAX_HEAD_BYTES = 256 * 1024
+_NO_HEADERS: Headers = []
 # RFC 9112 4. The parser lets control characters pass here.
 REASON = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 # What framing one chunk may cost besides its data.
@@ -73,9 +74,9 @@ class Upstream:
 
     __slots__ = (
         "_complete",
-        "_head",
         "_head_only",
         "_head_seen",
+        "_headed",
         "_headers",
         "_keep_alive",
         "_loop",
@@ -102,8 +103,8 @@ class Upstream:
         self.parser = httptools.HttpResponseParser(self)
         self.transport: asyncio.Transport | None = None
         self._sink: Sink | None = None
-        self._head: Head | None = None
-        self._headers: Headers = []
+        self._headed = False  # the answer's head has been passed on
+        self._headers = _NO_HEADERS
         self._reason = b""
         self._head_only = False
         self._head_seen = 0
@@ -128,7 +129,7 @@ class Upstream:
         assert self._sink is None
         self._sink = sink
         self._head_only = head_only
-        self._head = None
+        self._headed = False
         self._head_seen = 0
         self._complete = self._surplus = self._until_close = self._keep_alive = False
         self._nonsense = ""
@@ -177,7 +178,7 @@ class Upstream:
                 self.transport.abort()
             return
         self.answered = True
-        if self._head is None:
+        if not self._headed:
             self._head_seen += len(data)
         else:
             self._overhead += len(data)
@@ -196,8 +197,8 @@ class Upstream:
         if self._nonsense:
             self._fail(f"its answer's {self._nonsense} makes no sense")
             return
-        if (self._head_seen if self._head is None else self._overhead) > MAX_HEAD_BYTES:
-            part = "headers" if self._head is None else "trailers"
+        if (self._head_seen if not self._headed else self._overhead) > MAX_HEAD_BYTES:
+            part = "headers" if not self._headed else "trailers"
             self._fail(f"its answer's {part} exceed {MAX_HEAD_BYTES} bytes")
             return
         if self._sink is None:
@@ -223,7 +224,7 @@ class Upstream:
             return
         if self._until_close and exc is None:
             self._end()
-        elif self._head is None:
+        elif not self._headed:
             self._fail("it closed the connection without an answer" if exc is None else _name(exc))
         else:
             self._fail("it closed the connection in the middle of its answer" if exc is None else _name(exc))
@@ -261,7 +262,7 @@ class Upstream:
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head is None:
+        if not self._headed:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -279,7 +280,8 @@ class Upstream:
             # Other codings would reach the client unnamed; HTTP/1.0 knows none (RFC 9112 6.1).
             self._nonsense = "Transfer-Encoding"
             return
-        self._head = head
+        self._headed = True
+        self._headers, self._reason = _NO_HEADERS, b""
         if not head.bodiless and not self._head_only:
             self._until_close = not (head.length or codings)
         if self._sink is not None:
@@ -287,16 +289,14 @@ class Upstream:
         if self._head_only:
             self._complete = True
 
-    def on_chunk_header(self) -> None:
-        self._overhead = max(0, self._overhead - CHUNK_BYTES)
-
     def on_body(self, piece: bytes) -> None:
-        self._overhead = max(0, self._overhead - len(piece))
-        if self._sink is not None and self._head is not None and not self._complete:
+        # With its framing: to be told of each chunk's beginning would take a callback more.
+        self._overhead = max(0, self._overhead - len(piece) - CHUNK_BYTES)
+        if self._sink is not None and self._headed and not self._complete:
             self._sink.body(piece)
 
     def on_message_complete(self) -> None:
-        if self._head is not None:
+        if self._headed:
             self._complete = True
             self._keep_alive = self.parser.should_keep_alive()  # the parser knows it only here
 
