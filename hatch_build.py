@@ -27,8 +27,14 @@ HOT = (
     *("router/prompt/blocks.py", "router/prompt/cache.py", "router/prompt/chat.py", "router/prompt/continuing.py"),
     *("router/prompt/hashing.py", "router/prompt/memo.py", "router/prompt/reader.py", "router/prompt/readers.py"),
     *("router/prompt/request.py", "router/prompt/segments.py", "router/prompt/tokens.py"),
-    *("router/wire/attempts.py", "router/wire/errors.py", "router/wire/front.py", "router/wire/gather.py"),
-    *("router/wire/http.py", "router/wire/own.py", "router/wire/resumed.py", "router/wire/seam.py"),
+    *("router/wire/alarms.py", "router/wire/attempts.py", "router/wire/errors.py", "router/wire/front.py"),
+    *(
+        "router/wire/gather.py",
+        "router/wire/http.py",
+        "router/wire/own.py",
+        "router/wire/resumed.py",
+        "router/wire/seam.py",
+    ),
     *("router/wire/stream.py", "router/wire/upgrade.py", "router/wire/upstream.py"),
 )
 COPIED = ("router", "fake_backend", "bench", "tests", "docs", "pyproject.toml")

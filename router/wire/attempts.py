@@ -16,6 +16,7 @@ from router.wire.stream import DONE, ERROR_EVENT, Verdict, failed_at
 from router.wire.upstream import BrokenError, ExhaustedError, Pool, Sink, Upstream
 
 if TYPE_CHECKING:
+    from router.wire.alarms import Alarm
     from router.wire.front import Front
 
 
@@ -111,6 +112,7 @@ class Attempt(Sink):
 
     __slots__ = (
         "_added",
+        "_alarm",
         "_chunked",
         "_client",
         "_connection",
@@ -129,7 +131,6 @@ class Attempt(Sink):
         "_silent",
         "_status",
         "_tail",
-        "_timer",
     )
 
     def __init__(
@@ -154,7 +155,7 @@ class Attempt(Sink):
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[Outcome] = self._loop.create_future()
         self._connection: Upstream | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self._pulse: asyncio.TimerHandle | None = None
         self._last = self._loop.time()
         self._silent = True
@@ -169,8 +170,8 @@ class Attempt(Sink):
         """Ends with the attempt; a cancelled one leaves the replica at once, so that it stops working for nobody."""
         head = request_head(self._request, len(body), pool.authority, pool.base, self._added)
         head_only = self._request.method == b"HEAD"
-        # One timer for both bounds: it comes in time for the shorter one, and looks then which of them holds.
-        self._timer = self._loop.call_later(min(self._patience.first_byte, self._patience.idle), self._check_time)
+        # One alarm for both bounds: it comes in time for the shorter one, and looks then which of them holds.
+        self._alarm = self._client.alarms.after(min(self._patience.first_byte, self._patience.idle), self)
         try:
             connection = await pool.connection()
             while True:
@@ -191,7 +192,8 @@ class Attempt(Sink):
         except ExhaustedError:
             return Outcome(Ending.EXHAUSTED)
         finally:
-            self._timer.cancel()
+            if self._alarm is not None:
+                self._alarm.discard(self)
             if self._pulse is not None:
                 self._pulse.cancel()
             # Cancelling the task cancels the future it waits for.
@@ -406,13 +408,13 @@ class Attempt(Sink):
                 self._write()
         self._pulse = self._loop.call_later(due, self._beat)
 
-    def _check_time(self) -> None:
+    def check_time(self) -> None:
         if self._done.done():
             return
         bound = self._patience.first_byte if self._silent else self._patience.idle
         quiet = self._loop.time() - self._last
         if quiet < bound:
-            self._timer = self._loop.call_later(min(bound - quiet, self._patience.idle), self._check_time)
+            self._alarm = self._client.alarms.after(min(bound - quiet, self._patience.idle), self)
             return
         if self._silent:
             self._settle(Outcome(Ending.SILENT, why=f"no answer within {bound:g} s (first_byte_timeout_seconds)"))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import httptools
 
 from router.wire import errors
+from router.wire.alarms import Alarm, Alarms
 from router.wire.http import CODING, CROSSES, EXPECT, HOST, LENGTH, RANK, REQUEST_ID, Headers, Request, fate
 from router.wire.keys import Keys
 
@@ -73,6 +74,10 @@ def _untold(_status: int, _front: Front) -> None:
     pass
 
 
+def _alarms() -> Alarms:
+    return Alarms(asyncio.get_running_loop())
+
+
 @dataclass(slots=True, eq=False)
 class Door:
     """What all client connections share."""
@@ -88,6 +93,7 @@ class Door:
     """Open connections by where they come from."""
     held_bytes: int = 0
     closing: bool = False
+    alarms: Alarms = field(default_factory=_alarms)
 
     def connection(self) -> Front:
         return Front(self)
@@ -114,6 +120,7 @@ class Front:
 
     __slots__ = (
         "_ahead",
+        "_alarm",
         "_body",
         "_body_since",
         "_body_size",
@@ -141,7 +148,6 @@ class Front:
         "_request",
         "_target",
         "_task",
-        "_tick",
         "_transport",
         "_unsent",
         "_upgraded_body",
@@ -184,7 +190,7 @@ class Front:
         self._valve: Valve | None = None
         self._break_off: Callable[[Refusal], None] | None = None
         self._progress = self._loop.time()
-        self._tick: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self.peer = ""  # where the client is
         self.sent = 0  # bytes of the current answer, its head and framing among them
         self.gone = False
@@ -220,8 +226,8 @@ class Front:
         for request in self._ready:
             self._door.held_bytes -= len(request.body)
         self._ready.clear()
-        if self._tick is not None:
-            self._tick.cancel()
+        if self._alarm is not None:
+            self._alarm.discard(self)
         if self._valve is not None:
             # Whoever reads from the replica must see the end of this, not sleep on.
             self._valve.resume_reading()
@@ -532,7 +538,7 @@ class Front:
             self._close()
 
     def _close(self) -> None:
-        """Close once the client has read what it was sent; `_check_time` sees to it that it does."""
+        """Close once the client has read what it was sent; `check_time` sees to it that it does."""
         self._closing = True
         if self._transport is not None:
             self._transport.close()
@@ -653,10 +659,15 @@ class Front:
     def _arm(self) -> None:
         limits = self._door.limits
         period = min(5.0, limits.header_seconds, limits.body_seconds, limits.idle_seconds)
-        self._tick = self._loop.call_later(period, self._check_time)
+        self._alarm = self.alarms.after(period, self)
 
-    def _check_time(self) -> None:
-        """One lazy timer a connection, so that a request costs no timer of its own."""
+    @property
+    def alarms(self) -> Alarms:
+        """What calls this connection, and those who are at work for it, at their times."""
+        return self._door.alarms
+
+    def check_time(self) -> None:
+        """Once in a while, whatever the connection does, so that a request sets no alarm of its own."""
         if self._transport is None or self._lingering or self.gone:
             return
         if self._task is None and not self._judge_time():

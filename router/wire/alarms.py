@@ -1,0 +1,57 @@
+"""Times at which connections and exchanges want to be looked at: one timer for all that are due at about one time.
+
+A timer of the event loop takes half a kilobyte and two microseconds, and each open stream would have two of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import asyncio
+
+# An alarm comes this much late at the most, and never early.
+TICK_SECONDS = 0.025
+# Whoever wants to be called later than this is called before, and asks again: so there are few timers.
+MOST_SECONDS = 5.0
+
+
+class Timed(Protocol):
+    """Wants to be called at a time. It may be called before, and then asks again."""
+
+    def check_time(self) -> None: ...
+
+
+Alarm: TypeAlias = set[Timed]
+"""Those who are called together. Whoever no longer wants to be leaves it (`discard`)."""
+
+
+class Alarms:
+    """All that a loop has to do at times."""
+
+    __slots__ = ("_loop", "_set")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._set: dict[int, Alarm] = {}
+
+    def after(self, seconds: float, timed: Timed) -> Alarm:
+        """Call it `seconds` from now, or before."""
+        tick = math.ceil((self._loop.time() + min(seconds, MOST_SECONDS)) / TICK_SECONDS)
+        alarm = self._set.get(tick)
+        if alarm is None:
+            alarm = self._set[tick] = set()
+            self._loop.call_at(tick * TICK_SECONDS, self._ring, tick, alarm)
+        alarm.add(timed)
+        return alarm
+
+    def _ring(self, tick: int, alarm: Alarm) -> None:
+        if self._set.get(tick) is alarm:
+            del self._set[tick]
+        try:
+            while alarm:
+                alarm.pop().check_time()
+        finally:
+            if alarm:  # one of them failed
+                self._loop.call_soon(self._ring, tick, alarm)
