@@ -272,6 +272,7 @@ class Feed:
 
     def tick(self, now: float) -> None:
         """Now and then: is the publisher still there?"""
+        self.known.tick(now)
         quiet = self.heard_at is None or now - self.heard_at > SILENT_SECONDS
         if self._joined and not self._silent and quiet and self.known.unconfirmed_since(now) > SILENT_SECONDS:
             self._silent = True

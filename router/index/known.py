@@ -18,6 +18,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from router.index.gone import Gone
 from router.index.held import Held
 from router.index.residency import ENDED, OPEN, SHARED, Residency
 from router.index.soon import Soon, present_until
@@ -40,6 +41,7 @@ class Known:
     """
 
     __slots__ = (
+        "_gone",
         "_groups",
         "_presumed",
         "_soon",
@@ -61,6 +63,7 @@ class Known:
         self._groups: dict[int, tuple[Held, int]] = {}  # full attention: with its blocks' size in hashed ones
         self._tiers: dict[str, dict[int, int]] = {}  # medium -> key -> copies
         self._soon = Soon(capacity)
+        self._gone = Gone()
         self._turns: dict[int, int] = {}  # blocks of answers and ends of prompts -> OPEN, ENDED, SHARED
 
     # -- what the engine tells ----------------------------------------------------------------------------------
@@ -97,6 +100,7 @@ class Known:
             gone += [key for key in keys if held.remove(key)]
         for key in gone:
             self._turns.pop(key, None)
+        self._gone.add(gone)
         if self._presumed is not None:
             self._presumed.drop(key for key in keys if not any(key in held for held in groups))
         return [key for key in gone if not self.holds(key)]
@@ -117,7 +121,12 @@ class Known:
         self.doubt()
         self.cleared()
         self._soon.clear()
+        self._gone.clear()
         self._unconfirmed = None
+
+    def tick(self, now: float) -> None:
+        """Now and then. `now`: seconds."""
+        self._gone.tick(now)
 
     def trust(self) -> None:
         """Every event there was has been seen: they alone tell what is held."""
@@ -163,6 +172,11 @@ class Known:
             while depth < len(keys) and any(keys[depth] in tier for tier in tiers):
                 depth += 1
         return depth
+
+    def promised(self, keys: Sequence[int], depth: int, soon: int) -> int:
+        """How deep a chain that is there to `depth` may come to be there, where others have sent prompts that reach to
+        `soon`. What was dropped lately came before that, and brought nothing to stay."""
+        return self._gone.before(keys, depth, soon)
 
     def _on_device(self, keys: Sequence[int]) -> int:
         depth = self._in_groups(keys)

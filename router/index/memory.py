@@ -186,6 +186,11 @@ class Index:
         it, if it is there to `depth`."""
         return depth
 
+    def promised(self, replica: str, keys: Sequence[int], depth: int, soon: int, rank: int | None) -> int:
+        """See `Known.promised`."""
+        known = self._rank(self._known.get(replica, {}), rank)
+        return soon if known is None else known.promised(keys, depth, soon)
+
     def given(self, replica: str, rank: int | None) -> int:
         """Prompts that were sent to a rank of such a replica so far."""
         return 0

@@ -19,7 +19,8 @@ def together(
 ) -> Match:
     """How deep a replica holds a chain, or soon will. `rank`: look there alone. `told`: of the replica and its ranks.
 
-    Own events know best: of the others only the prompts count that they have just sent there. Without them the contents
+    Own events know best: of the others only the prompts count that they have just sent there, up to what the engine has
+    dropped since; the store keeps these a while where nobody is left to tell it of that. Without them the contents
     that another router tells are believed alone, and after them what was sent from here a moment ago. Where nobody
     hears events it is the deeper of what both presume.
     """
@@ -44,8 +45,10 @@ def _follow(index: Index, replica: str, keys: Sequence[int], now: float, own: Ma
     for each in told:
         if each.soon > best.depth:
             here = own if each.rank in (None, own.rank) else index.match(replica, keys, now, each.rank)
-            if here.depth >= each.soon_from:
-                best = Match(each.soon, False, own.rank if each.rank is None else each.rank)
+            at = own.rank if each.rank is None else each.rank
+            soon = index.promised(replica, keys, here.depth, each.soon, at)
+            if here.depth >= each.soon_from and soon > best.depth:
+                best = Match(soon, False, at)
         elif each.depth == own.depth and each.continues and best is own and each.rank in (None, own.rank):
             best = Match(own.depth, True, own.rank)
     return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.index.gone import MOST_BLOCKS
 from router.index.known import Known
 from router.index.memory import Index, Match
 from router.index.soon import PRESENT_SECONDS
@@ -48,6 +49,34 @@ def test_what_was_told_since_is_no_longer_about_to_be() -> None:
     gpu(cache, [1, 2])
     gone(cache, 2)
     assert cache.depth([1, 2], 1.0) == 1
+
+
+def test_what_was_dropped_lately_is_not_to_come_of_what_was_promised_before() -> None:
+    cache = known()
+    gpu(cache, [1, 2, 3, 4])
+    assert cache.promised([1, 2, 3, 4, 5], 4, 5) == 5
+    gone(cache, 3, 4)
+    assert cache.promised([1, 2, 3, 4, 5], 2, 5) == 2
+    assert cache.promised([1, 2, 9, 8, 4], 2, 5) == 4
+    # After a while others' promises are of a later time.
+    cache.tick(PRESENT_SECONDS)
+    cache.tick(1.5 * PRESENT_SECONDS)
+    assert cache.promised([1, 2, 3, 4, 5], 2, 5) == 2
+    cache.tick(2 * PRESENT_SECONDS)
+    assert cache.promised([1, 2, 3, 4, 5], 2, 5) == 5
+    gone(cache, 2)
+    cache.restart()
+    assert cache.promised([1, 2, 3, 4, 5], 1, 5) == 5
+
+
+def test_what_was_dropped_lately_is_bounded() -> None:
+    cache = known(capacity=2 * MOST_BLOCKS + 2)
+    keys = list(range(2 * MOST_BLOCKS + 2))
+    gpu(cache, keys)
+    for key in keys:
+        gone(cache, key)
+    assert len(cache._gone._lately) + len(cache._gone._before) <= 2 * MOST_BLOCKS
+    assert cache.promised(keys, len(keys) - MOST_BLOCKS, len(keys)) == len(keys) - MOST_BLOCKS
 
 
 def test_a_prompt_that_was_not_computed_is_forgotten_unless_the_engine_told_of_it() -> None:

@@ -80,6 +80,16 @@ def test_own_events_know_best_but_for_what_others_have_just_sent() -> None:
     assert match(index, Told(30, exact=True, continues=True)) == Match(30, True)
 
 
+def test_own_events_know_what_was_dropped_since_others_sent_it() -> None:
+    """Whoever told the store of it may be dead; the prompt that brought it counts there for some seconds yet."""
+    index = hearing(70)
+    index.known("a")[0].removed(KEYS[50:60], medium="GPU", group=0)
+    assert match(index, Told(70, exact=True, soon_from=0, soon=90)) == Match(50, False)
+    index.known("a")[0].removed(KEYS[20:30], medium="GPU", group=0)
+    index.known("a")[0].stored(KEYS[20:30], KEYS[19], medium="GPU", group=0, scale=1)
+    assert match(index, Told(70, exact=True, soon_from=0, soon=90)) == Match(50, False)
+
+
 def test_ranks_are_followed_each_for_itself() -> None:
     index = hearing(30, 10)
     base = Told(99)
