@@ -35,8 +35,9 @@ _PICKLE_PROTOCOL = 5  # pickle.HIGHEST_PROTOCOL of CPython 3.8 to 3.14, which is
 # Of a pickle of (parent, block, None) what stands behind the parent, and behind the block.
 _BEHIND_PARENT, _BEHIND_BLOCK = b"\x94", b"N\x87\x94."
 # Other threads wait for each of these, and beyond 64 KiB pickles are framed anew. A block takes five bytes for each id
-# at the most, and less than 20 beside.
+# of a vocabulary, up to eleven for any of 64 bits that an engine may tell of, and less than 20 beside.
 _AT_ONCE_BYTES = 16_000
+_ID_BYTES, _MOST_ID_BYTES, _BESIDE_BYTES = 5, 11, 20
 # Stands between blocks that are pickled together. A float is written in full each time, and no client can know it.
 _BETWEEN = secrets.randbits(52) + 0.5
 _WRITTEN_BETWEEN = pickle.dumps(_BETWEEN, _PICKLE_PROTOCOL)[-10:-1]
@@ -186,8 +187,7 @@ class Hasher:
         self._in_cbor = algorithm.endswith("_cbor")
         self._serialise: Callable[[object], bytes] = _cbor if self._in_cbor else _pickle
         self.none_hash: bytes = self._digest(self._serialise(self.seed))
-        self._heads: list[bytes] = []
-        """What a pickle of (parent, block, None) begins with, by the length of the block's own pickle."""
+        self._heads: list[bytes] = []  # see `_heads_up_to`
 
     def chain(self, tokens: Sequence[int], block_size: int, extra: Extra = NO_EXTRA) -> Chain:
         """The chain of a prompt's token ids (each >= 0). `block_size` is the engine's hash block size, in tokens."""
@@ -218,20 +218,14 @@ class Hasher:
     ) -> list[bytes]:
         """Digests of `blocks`, which follow `parent`, all with the same extra keys."""
         digests: list[bytes] = []
-        plain = (
-            keys is None
-            and not self._in_cbor
-            and len(parent) == len(self.none_hash)
-            and 2 * (5 * block_size + 20) < _AT_ONCE_BYTES
-        )
-        if plain:
-            for length in range(len(self._heads), 5 * block_size + 20):
-                self._heads.append(_head_of_pickle(len(parent), length))
+        usual = _ID_BYTES * block_size + _BESIDE_BYTES
+        plain = keys is None and not self._in_cbor and len(parent) == len(self.none_hash) and 2 * usual < _AT_ONCE_BYTES
+        heads = self._heads_up_to(_MOST_ID_BYTES * block_size + _BESIDE_BYTES) if plain else []
         blocks = iter(blocks)
-        while part := list(islice(blocks, max(1, _AT_ONCE_BYTES // (5 * block_size + 20)))):
+        while part := list(islice(blocks, max(1, _AT_ONCE_BYTES // usual))):
             give_way()
             if plain:
-                digests += self._pickled(parent, part)
+                digests += self._pickled(parent, part, heads)
             else:
                 digests += self._one_by_one(parent, part, block_size, keys)
             parent = digests[-1]
@@ -254,14 +248,22 @@ class Hasher:
                 digests.append(parent)
         return digests
 
-    def _pickled(self, parent: bytes, blocks: list[tuple[int, ...]]) -> list[bytes]:
+    def _heads_up_to(self, length: int) -> list[bytes]:
+        """What a pickle of (parent, block, None) begins with, by the length of the block's own pickle."""
+        heads = self._heads
+        if len(heads) < length:
+            # Put there whole: other threads hash with this, too.
+            heads = self._heads = [_head_of_pickle(len(self.none_hash), each) for each in range(length)]
+        return heads
+
+    def _pickled(self, parent: bytes, blocks: list[tuple[int, ...]], heads: list[bytes]) -> list[bytes]:
         """Digests of a few blocks without extra keys, which are pickled together and put into their places then: a call
         for each would cost more than the digest."""
         apart: list[object] = [_BETWEEN] * (2 * len(blocks) + 1)
         apart[1::2] = blocks
         written = pickle.dumps(tuple(apart), _PICKLE_PROTOCOL).split(_WRITTEN_BETWEEN)
         digests = []
-        heads, join, behind_parent, behind_block = self._heads, b"".join, _BEHIND_PARENT, _BEHIND_BLOCK
+        join, behind_parent, behind_block = b"".join, _BEHIND_PARENT, _BEHIND_BLOCK
         if self.algorithm == "sha256":
             sha256 = hashlib.sha256
             for block in written[1:-1]:

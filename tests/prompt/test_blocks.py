@@ -9,6 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.prompt import blocks
 from router.prompt.blocks import ALGORITHMS, NO_EXTRA, ByteHasher, Extra, Hasher
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=60)
@@ -35,6 +36,13 @@ def low_64_bits(digests: list[bytes]) -> list[int]:
 def test_a_chain_is_one_digest_after_the_other(algorithm: str, tokens: list[int], size: int, extra: Extra) -> None:
     hasher = Hasher(algorithm, "0")
     assert hasher.chain(tokens, size, extra).keys == low_64_bits(plain(hasher, tokens, size, extra))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("token", [2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
+def test_ids_beyond_any_vocabulary_are_hashed_like_others(algorithm: str, token: int) -> None:
+    hasher, tokens = Hasher(algorithm, "0"), [token] * 64
+    assert hasher.chain(tokens, 16).keys == low_64_bits(plain(hasher, tokens, 16, NO_EXTRA))
 
 
 @given(ids, sizes, extras, st.sampled_from(["sha256_cbor", "xxhash_cbor"]))
@@ -169,6 +177,21 @@ def test_what_cannot_be_hashed_is_refused() -> None:
         Hasher("md5")
     with pytest.raises(ValueError, match="block size must be at least 1, not 0"):
         Hasher("sha256").chain([1], 0)
+
+
+@pytest.mark.interpreted
+def test_threads_that_begin_to_hash_at_once_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasher, tokens, real = Hasher("sha256", "0"), list(range(100_000, 100_064)), blocks._head_of_pickle
+    other_thread = iter([lambda: hasher.chain(tokens, 16)])
+
+    def head(parent: int, block: int) -> bytes:
+        for chain in other_thread:
+            chain()
+        return real(parent, block)
+
+    monkeypatch.setattr(blocks, "_head_of_pickle", head)
+    for size in (16, 32):
+        assert hasher.chain(tokens, size).keys == low_64_bits(plain(hasher, tokens, size, NO_EXTRA))
 
 
 @pytest.mark.interpreted
