@@ -176,7 +176,7 @@ class Simulation:
             now, replicas, lambda _: prompt, [call.prompt_tokens], answer_tokens=call.answer_tokens, visible=True
         )
         number = numbers[placement.replica.name]
-        record = Record(call, number, placement.decision.candidate.hit)
+        record = Record(call, number, placement.hit)
         self.records.append(record)
         engines[number].add(
             Request(

@@ -60,7 +60,7 @@ def line(request: Request, client: Front, trail: Trail, *, now: float) -> bytes:
         if leg.prefilled is not leg.placement:
             said["prefill"] = leg.prefilled.replica.name
         said["prompt_tokens"] = sum(leg.prompt.tokens)
-        said["predicted_cached_tokens"] = leg.prefilled.decision.candidate.hit
+        said["predicted_cached_tokens"] = leg.prefilled.hit
         said["cached_tokens"] = answer.cached_tokens if answer is not None else None
         said["completion_tokens"] = answer.completion_tokens if answer is not None else None
         said["ttft_ms"] = None if first is None else round((first - trail.began) * 1000, 3)

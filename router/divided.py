@@ -272,7 +272,7 @@ class _Legs:
             self._request.headers = [*others, (b"X-Request-Id", self._name.encode())]
 
     async def run(self) -> Outcome:
-        name, rank = self._prefill.replica.name, self._prefill.decision.candidate.rank
+        name, rank = self._prefill.replica.name, self._prefill.rank
         try:
             ahead = self._connector.ahead(self._name, self._divided.connectors.origin(name, rank))
         except WrongParametersError as error:
@@ -308,7 +308,7 @@ class _Legs:
         divided, prefill, evidence = self._divided, self._prefill, self._hand_over.evidence
         replica, body = prefill.replica, self._hand_over.body
         token_ids = divided.pass_token_ids and self._hand_over.prompt.ask.kind == "chat"
-        rank = prefill.decision.candidate.rank
+        rank = prefill.rank
         # A compressed answer could not be read.
         plain = [header for header in self._request.headers if header[0].lower() != b"accept-encoding"]
         evidence.sent(replica)
@@ -360,7 +360,7 @@ class _Legs:
         except WrongParametersError as error:
             divided.wrong(replica.name, str(error))
             raise FellBackError("no_parameters") from None
-        divided.connectors.handed(replica.name, prefill.decision.candidate.rank, handed)
+        divided.connectors.handed(replica.name, prefill.rank, handed)
         if divided.connectors.of(replica.name).shares_id and not self._own_id:
             # Its first answer shows that ids matter here, and this one is the client's: perhaps not the only one.
             raise FellBackError("settling")

@@ -484,7 +484,7 @@ class Journey:
         )
         if prompt.unread is not None:
             self._telemetry.unread.labels(prompt.unread).inc()
-        name, hit = leg.prefilled.replica.name, leg.prefilled.decision.candidate.hit
+        name, hit = leg.prefilled.replica.name, leg.prefilled.hit
         counters = self._telemetry.replica(name)
         counters.prompt_tokens.inc(sum(prompt.tokens))
         counters.predicted_tokens.inc(hit)

@@ -54,6 +54,7 @@ class Learning:
             if leg.split.handed_at is not None:
                 self._telemetry.fetch_seconds.observe(now - leg.split.handed_at)
         self._load_changed()
+        leg.prompt.settle()
         counters.ttft.observe(now - placement.chosen_at)
 
     def answered(self, leg: Leg) -> None:
@@ -66,7 +67,7 @@ class Learning:
         if leg.split is None:
             self.computed(leg.prompt, leg.placement, answer)
         ask, reader = leg.prompt.ask, leg.prompt.reader
-        if reader is None or not leg.prompt.prompts:
+        if reader is None or not leg.prompt.views:
             return
         chains = self._reading.chains(leg.prompt, leg.placement.replica)
         beyond = 0
@@ -86,13 +87,13 @@ class Learning:
         name = placement.replica.name
         if answer.cached_tokens is not None:
             self._telemetry.replica(name).delivered_tokens.inc(answer.cached_tokens)
-        if prompt.reader is None or not prompt.prompts:
+        if prompt.reader is None or not prompt.views:
             return
         changed = self._feedback.answered(
             name,
             exact=prompt.reader.exact and not prompt.ask.inexact,
             tokens=sum(prompt.tokens),
-            predicted=placement.decision.candidate.hit,
+            predicted=placement.hit,
             prompt_tokens=answer.prompt_tokens,
             cached=answer.cached_tokens,
         )

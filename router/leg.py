@@ -96,7 +96,7 @@ class Leg:
 
     def added(self) -> Headers:
         """Headers for the replica: the rank that was chosen, unless the client itself named one."""
-        rank = self.placement.decision.candidate.rank
+        rank = self.placement.rank
         return [] if rank is None or self._rank_given else [(RANK_HEADER, b"%d" % rank)]
 
     def retries(self, status: int) -> bool:
@@ -134,7 +134,7 @@ class Leg:
             return shown
         shown += [
             (b"x-warmroute-replica", replica.name.encode("latin-1")),
-            (b"x-warmroute-predicted-tokens", b"%d" % self.prefilled.decision.candidate.hit),
+            (b"x-warmroute-predicted-tokens", b"%d" % self.prefilled.hit),
         ]
         if self.prefilled is not self.placement:
             shown.append((b"x-warmroute-prefill", self.prefilled.replica.name.encode("latin-1")))

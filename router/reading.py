@@ -37,6 +37,7 @@ GENERATING = ("/responses", "/messages", "/generate")
 USUAL_PROMPT_TOKENS = 4096
 # What a prompt that could not be read is taken to weigh, in bytes of body per token.
 BODY_BYTES_PER_TOKEN = 4
+_NO_ROWS: list[Row] = []
 T = TypeVar("T")
 
 
@@ -53,7 +54,7 @@ class View:
 
 
 class Prompt:
-    """What was read of a request. `prompts` is empty where only load can guide its routing."""
+    """What was read of a request. `prompts` and `views` are empty where only load can guide its routing."""
 
     __slots__ = ("answer_tokens", "ask", "prompts", "reader", "tokens", "unread", "views")
 
@@ -69,6 +70,11 @@ class Prompt:
         """What is expected to be generated."""
         self.views: list[View] = []
         """The prompts' blocks, for each way in which replicas hash them: mostly one."""
+
+    def settle(self) -> None:
+        """Its answer has begun, and it is not read again: what that would take goes, since answers may take hours."""
+        self.prompts = _NO_ROWS
+        self.ask.settle()
 
     @property
     def sequences(self) -> int:
@@ -140,7 +146,7 @@ class Reading:
 
     def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> Prompt:
         prompt.unread = why
-        prompt.prompts = []
+        prompt.prompts, prompt.views = [], []
         prompt.tokens = [min(body_bytes // BODY_BYTES_PER_TOKEN, self._longest(prompt.ask.model))]
         return prompt
 
@@ -157,7 +163,7 @@ class Reading:
     def chains(self, prompt: Prompt, replica: Replica) -> list[Chain]:
         """The prompts' blocks as this replica hashes them; computed once for each way of hashing."""
         reader = prompt.reader
-        if reader is None or not prompt.prompts:
+        if reader is None or prompt.unread is not None:
             return []
         extra = self._extra(replica, prompt.ask)
         hashing = replica.hashing or self._likely_hashing(replica.algorithm)
@@ -170,6 +176,8 @@ class Reading:
                 and (view.extra is extra or view.extra == extra)
             ):
                 return view.chains
+        if not prompt.prompts:
+            return []  # an answer has begun, and meanwhile it has turned out that the replica hashes in another way
         hasher = self._hasher(reader, hashing)
         size = reader.block_tokens(replica.block_size)
         chains = [each.chain(hasher, size, extra) for each in prompt.prompts]

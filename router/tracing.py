@@ -147,7 +147,7 @@ class Tracer:
         for place, leg in enumerate(trail.legs):
             last = place + 1 == len(trail.legs)
             ended = trail.ended if last else trail.legs[place + 1].placement.chosen_at
-            predicted = leg.prefilled.decision.candidate.hit
+            predicted = leg.prefilled.hit
             told: dict[str, str | int | float] = {
                 "server.address": leg.placement.replica.name,
                 "warmroute.predicted_cached_tokens": predicted,

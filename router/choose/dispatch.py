@@ -38,40 +38,60 @@ class Blocks(Protocol):
 
 
 class Placement:
-    """One request at one replica: what was decided and what is booked. `fetches`: its prompt is computed elsewhere."""
+    """One request at one replica: what is booked, and what of the decision counts afterwards. Open streams hold it.
 
-    __slots__ = ("booking", "chains", "chosen_at", "decision", "epoch", "fetches", "replica", "tokens")
+    `waiting_ms`: how long it was thought to wait there. `due`: when the prefill was thought to be done; of one that
+    `fetches`, whose prompt is computed elsewhere, when its first token would come.
+    """
+
+    __slots__ = (
+        "booking",
+        "cached",
+        "chains",
+        "chosen_at",
+        "due",
+        "epoch",
+        "fetches",
+        "hit",
+        "rank",
+        "replica",
+        "tokens",
+        "waiting_ms",
+    )
 
     def __init__(
         self,
         replica: Replica,
-        epoch: int,
-        decision: Decision,
+        candidate: Candidate,
         booking: Booking,
         chains: Sequence[Blocks],
         tokens: Sequence[int],
         chosen_at: float,
+        due: float,
         fetches: bool = False,
     ) -> None:
         self.replica = replica
-        self.epoch = epoch
-        self.decision = decision
+        self.epoch = replica.epoch
+        self.cached = candidate.cached
+        """Leading tokens of each prompt that it was thought to hold."""
+        self.hit = candidate.hit
+        """Their sum."""
+        self.rank = candidate.rank
+        self.waiting_ms = candidate.waiting_ms
         self.booking = booking
         self.chains = chains
         self.tokens = tokens
         self.chosen_at = chosen_at
+        self.due = due
         self.fetches = fetches
 
 
 class SplitPlacement:
     """One request at the replica that answers it and, if it was split, at another that computes its prompt."""
 
-    __slots__ = ("decision", "decode", "handed_at", "prefill", "prefills", "size")
+    __slots__ = ("decode", "handed_at", "prefill", "prefills", "size")
 
-    def __init__(
-        self, decision: SplitDecision, prefill: Placement | None, decode: Placement, size: float = 0.0
-    ) -> None:
-        self.decision = decision
+    def __init__(self, prefill: Placement | None, decode: Placement, size: float = 0.0) -> None:
         self.prefill = prefill
         self.decode = decode
         self.size = size
@@ -112,9 +132,10 @@ class Dispatch:
         """
         blocks = [chains(replica) for replica in replicas]
         decision = self._decide(self.policy, now, replicas, blocks, tokens, rank, outside)
-        chosen = decision.chosen
+        candidate, price, chosen = decision.candidate, decision.price, decision.chosen
+        replica, own = replicas[chosen], blocks[chosen]
         return self._book(
-            now, replicas[chosen], decision, blocks[chosen], tokens, answer_tokens, visible=visible, sequences=sequences
+            now, replica, candidate, price, own, tokens, answer_tokens, visible=visible, sequences=sequences
         )
 
     def place_split(
@@ -154,14 +175,17 @@ class Dispatch:
         candidate = decision.candidates[decision.decode]
         replica, own = replicas[decision.decode], blocks[decision.decode]
         if decision.prefill is None or decision.pair is None:
-            leg = Decision(0, decision.reason, [candidate], [decision.local_price.prefill.price])
-            local = self._book(now, replica, leg, own, tokens, answer_tokens, visible=visible, sequences=sequences)
-            return SplitPlacement(decision, None, local)
+            alone = decision.local_price.prefill.price
+            local = self._book(
+                now, replica, candidate, alone, own, tokens, answer_tokens, visible=visible, sequences=sequences
+            )
+            return SplitPlacement(None, local)
         price = decision.pair.price
         first = self._book(
             now,
             replicas[decision.prefill],
-            Decision(0, decision.reason, [decision.candidates[decision.prefill]], [price.prefill.price]),
+            decision.candidates[decision.prefill],
+            price.prefill.price,
             blocks[decision.prefill],
             tokens,
             0,
@@ -169,16 +193,16 @@ class Dispatch:
         )
         size = (sum(tokens) - candidate.hit) * links.bytes_per_token
         booking = replica.load.book_decode(now, work=answer_tokens * DECODE_WEIGHT, fetches=size, sequences=sequences)
-        leg = Decision(0, decision.reason, [candidate], [Price(price.decode_waiting_ms, 0.0, 0.0, 0.0)])
-        second = Placement(replica, replica.epoch, leg, booking, own, tokens, now, fetches=True)
-        self._remember(second, now + price.total_ms / 1000, answered=answer_tokens > 1)
-        return SplitPlacement(decision, first, second, size)
+        second = Placement(replica, candidate, booking, own, tokens, now, now + price.total_ms / 1000, fetches=True)
+        self._remember(second, answered=answer_tokens > 1)
+        return SplitPlacement(first, second, size)
 
     def _book(
         self,
         now: float,
         replica: Replica,
-        decision: Decision,
+        candidate: Candidate,
+        price: Price,
         chains: Sequence[Blocks],
         tokens: Sequence[int],
         answer_tokens: int,
@@ -186,7 +210,7 @@ class Dispatch:
         visible: bool,
         sequences: int = 1,
     ) -> Placement:
-        prefill_ms = decision.price.prefill_ms
+        prefill_ms = price.prefill_ms
         booking = replica.load.book(
             now,
             prefill_ms=prefill_ms,
@@ -194,11 +218,12 @@ class Dispatch:
             visible=visible,
             sequences=sequences,
         )
-        placement = Placement(replica, replica.epoch, decision, booking, chains, tokens, now)
-        self._remember(placement, now + (decision.price.waiting_ms + prefill_ms) / 1000, answered=answer_tokens > 1)
+        due = now + (price.waiting_ms + prefill_ms) / 1000
+        placement = Placement(replica, candidate, booking, chains, tokens, now, due)
+        self._remember(placement, answered=answer_tokens > 1)
         return placement
 
-    def _remember(self, placement: Placement, until: float, *, answered: bool) -> None:
+    def _remember(self, placement: Placement, *, answered: bool) -> None:
         for chain in placement.chains:
             keys = chain.keys
             # Present from the decision on, so that siblings follow before the first one is through.
@@ -206,8 +231,8 @@ class Dispatch:
                 placement.replica.name,
                 keys,
                 now=placement.chosen_at,
-                until=until,
-                rank=placement.decision.candidate.rank,
+                until=placement.due,
+                rank=placement.rank,
                 # What is generated goes into another block where the last one is full.
                 partial=answered or chain.usable_blocks == len(keys),
             )
@@ -367,8 +392,8 @@ class Dispatch:
             self._rates.observe(
                 placement.replica.name,
                 tokens=placement.tokens[0],
-                cached=placement.decision.candidate.hit,
-                queued_ms=placement.decision.candidate.waiting_ms,
+                cached=placement.hit,
+                queued_ms=placement.waiting_ms,
                 ttft_ms=(now - placement.chosen_at) * 1000,
             )
 
@@ -410,16 +435,15 @@ class Dispatch:
                     ended=True,
                     prompt_blocks=len(placement.chains[place].keys) if place < len(placement.chains) else 0,
                     now=placement.chosen_at,
-                    rank=placement.decision.candidate.rank,
+                    rank=placement.rank,
                     beyond=beyond,
                     partial=beyond > 0 or chain.usable_blocks == len(chain.keys),
                 )
 
     def left(self, now: float, placement: Placement) -> None:
         """The client left. Before its prefill's turn is over the engine has not computed the prompt, and never will."""
-        price, booking = placement.decision.price, placement.booking
-        due = placement.chosen_at + (price.waiting_ms + price.prefill_ms) / 1000
-        if booking.stage is Stage.ELSEWHERE or (booking.stage is Stage.PREFILL and now < due):
+        stage = placement.booking.stage
+        if stage is Stage.ELSEWHERE or (stage is Stage.PREFILL and now < placement.due):
             self.withdraw(now, placement)
 
     def withdraw(self, now: float, placement: Placement) -> None:
@@ -427,6 +451,6 @@ class Dispatch:
         placement.booking.take_back(now)
         if placement.epoch == placement.replica.epoch:
             # An unread prompt has a hit (of none) but no chain.
-            for chain, cached in zip(placement.chains, placement.decision.candidate.cached, strict=False):
+            for chain, cached in zip(placement.chains, placement.cached, strict=False):
                 computed = chain.keys[cached // placement.replica.block_size :]
-                self._index.forget(placement.replica.name, computed, placement.decision.candidate.rank)
+                self._index.forget(placement.replica.name, computed, placement.rank)

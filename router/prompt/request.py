@@ -48,6 +48,10 @@ _MOST_KNOWN = 8 * 1024 * 1024
 
 _CHAT = "/v1/chat/completions"
 
+# What most requests have none of. Nobody adds to them.
+_NOTHING: list[Any] = []
+_NO_KWARGS: dict[str, Any] = {}
+
 _KINDS: dict[str, Literal["chat", "completion"]] = {
     _CHAT: "chat",
     "/v1/completions": "completion",
@@ -115,8 +119,8 @@ class Ask:
         self.n = 1
         self.cache_salt: str | None = None
         self.hand_off = hand_off
-        self.messages: list[Any] = [] if messages is None else messages
-        self.prompts: list[str] | list[list[int]] = [] if prompts is None else prompts
+        self.messages: list[Any] = _NOTHING if messages is None else messages
+        self.prompts: list[str] | list[list[int]] = _NOTHING if prompts is None else prompts
         self.tools = tools
         self.documents = documents
         self.reasoning_effort = reasoning_effort
@@ -126,9 +130,9 @@ class Ask:
         self.continue_final_message = continue_final_message
         self.add_special_tokens = add_special_tokens
         self.chat_template = chat_template
-        self.chat_template_kwargs: dict[str, Any] = {} if chat_template_kwargs is None else chat_template_kwargs
+        self.chat_template_kwargs: dict[str, Any] = _NO_KWARGS if chat_template_kwargs is None else chat_template_kwargs
         self.truncate_prompt_tokens: int | None = None
-        self.tails: list[str] = []
+        self.tails: list[str] = _NOTHING
         """The last characters of each rendered prompt, which `Reader.tokenize` leaves for `Reader.answer`."""
         self.inexact = False
         """Whether blocks have names of our own, from the first image on or, without a chat template, all of them. The
@@ -136,6 +140,12 @@ class Ask:
         self.chat: Chat | None = None
         """A chat body that may be remembered. If its beginning is known, `messages` are only those behind it until
         `load` is called."""
+
+    def settle(self) -> None:
+        """It is not read again: what only that would take goes."""
+        self.messages = self.prompts = _NOTHING
+        self.tools = self.documents = self.chat = None
+        self.chat_template_kwargs = _NO_KWARGS
 
     def load(self) -> None:
         """Read all messages."""
@@ -221,7 +231,7 @@ def _convert(ask: Ask, as_chat: Callable[[dict[str, Any]], apis.AsChat], value: 
     ask.continue_final_message = chat.continue_final_message
     ask.add_generation_prompt = not chat.continue_final_message
     ask.add_special_tokens = False
-    ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or {}
+    ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or _NO_KWARGS
     ask.n = 1
     if ask.max_tokens is None:
         ask.max_tokens = _count(value, "max_output_tokens")
@@ -249,7 +259,7 @@ def _how_it_is_rendered(ask: Ask, value: dict[str, Any]) -> None:
     ask.continue_final_message = value.get("continue_final_message") is True
     ask.add_special_tokens = value.get("add_special_tokens") is True
     ask.chat_template = _typed(value, "chat_template", str)
-    ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or {}
+    ask.chat_template_kwargs = _typed(value, "chat_template_kwargs", dict) or _NO_KWARGS
 
 
 def without_hand_off(body: bytes) -> bytes:

@@ -76,9 +76,9 @@ def test_what_strangers_have_queued_is_waited_for() -> None:
     bench = Bench("ab")
     for now in (1.0, 2.0):
         bench.replicas[0].scraped(Metrics(running=4.0, waiting=3.0, cache=CacheConfig(16, 4097)), now)
-    placement = bench.place(2.0, [prompt(1)])
-    assert placement.replica.name == "b"
-    (candidate, idle), (price, _) = placement.decision.candidates, placement.decision.prices
+    decision = bench.dispatch.weigh(2.0, bench.replicas, lambda _: [prompt(1)], [1000])
+    assert bench.place(2.0, [prompt(1)]).replica.name == "b"
+    (candidate, idle), (price, _) = decision.candidates, decision.prices
     assert candidate.waiting_ms == pytest.approx(3 * bench.rates.prefill_ms(1000, 0))
     assert (candidate.decoding, candidate.in_flight) == (4, 7)
     assert price.waiting_ms == candidate.waiting_ms
@@ -96,8 +96,8 @@ def test_a_first_token_teaches_the_rate() -> None:
     # What was cached is taken off, and what waited says nothing.
     longer = HASHER.chain([1, *range(2999)], 16)
     second, third = bench.place(1.0, [longer]), bench.place(1.0, [prompt(2, 3000)])
-    assert second.decision.candidate.hit == 1000 // 16 * 16
-    assert third.decision.candidate.waiting_ms > 0
+    assert second.hit == 1000 // 16 * 16
+    assert third.waiting_ms > 0
     bench.dispatch.first_token(2.0, second)
     alone.observe("a", tokens=3000, cached=1000 // 16 * 16, queued_ms=0.0, ttft_ms=1000.0)
     assert bench.rates.token_ms == pytest.approx(alone.token_ms)
@@ -182,20 +182,20 @@ def test_a_replica_that_caches_nothing_promises_nothing() -> None:
     bench = Bench()
     bench.replicas[0].metrics = Metrics(cache=CacheConfig(16, 4097, prefix_caching=False))
     for _ in range(2):
-        assert bench.place(0.0, [prompt(1)]).decision.candidate.hit == 0
+        assert bench.place(0.0, [prompt(1)]).hit == 0
 
 
 def test_hits_end_at_the_alignment() -> None:
     bench = Bench()
     bench.replicas[0].metrics = Metrics(cache=CacheConfig(16, 4097, pool_block_size=528, alignment=528))
     bench.place(0.0, [prompt(1)])
-    assert bench.place(0.0, [prompt(1)]).decision.candidate.hit == 528
+    assert bench.place(0.0, [prompt(1)]).hit == 528
 
 
 def test_a_prompts_last_token_is_always_computed() -> None:
     bench = Bench()
     bench.place(0.0, [prompt(1, 320)])
-    assert bench.place(0.0, [prompt(1, 320)]).decision.candidate.hit == 320 - 16
+    assert bench.place(0.0, [prompt(1, 320)]).hit == 320 - 16
 
 
 def test_weighing_changes_nothing() -> None:
