@@ -34,6 +34,7 @@ IDS_IN_PIECE = 1024
 
 _LINK_BYTES = 400  # a Link, its Run, digest and tail
 _KEY_BYTES = 40  # an int and its place in a list
+_LONGEST_SALT = 256
 
 
 class Link:
@@ -215,9 +216,18 @@ def seed(*what: object) -> bytes:
     return xxhash.xxh3_128_digest(repr(what).encode("utf-8", "surrogatepass"))
 
 
-@lru_cache(maxsize=4096)
 def _view(hasher: Links, block_size: int, extra: Extra) -> bytes:
+    """Tells what was hashed in one way from what was hashed in another."""
+    # Salts are the clients' own: thousands of long ones are nothing to hold on to.
+    new = extra.cache_salt is not None and len(extra.cache_salt) > _LONGEST_SALT
+    return (_new_view if new else _known_view)(hasher, block_size, extra)
+
+
+def _new_view(hasher: Links, block_size: int, extra: Extra) -> bytes:
     return seed(type(hasher).__name__, getattr(hasher, "algorithm", ""), hasher.none_hash, block_size, extra)
+
+
+_known_view = lru_cache(maxsize=4096)(_new_view)
 
 
 def ids_in_pieces(ids: Sequence[int]) -> list[Piece]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tracemalloc
 from array import array
 from typing import Any
 
@@ -14,7 +15,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from router.prompt import fast
-from router.prompt.blocks import NO_EXTRA, Hasher
+from router.prompt.blocks import NO_EXTRA, Extra, Hasher
 from router.prompt.bodies import Bodies, marks
 from router.prompt.cache import ENTRY_BYTES, Bounded
 from router.prompt.memo import Memo, Row
@@ -108,6 +109,22 @@ def test_a_second_messages_member_is_the_one_that_counts() -> None:
     known = Bodies(counting.memo.bodies).find(body, found)
     assert known is not None
     assert read(CHAT, body, Beginning(found, known)).messages == [said("user", "x")]
+
+
+def test_long_salts_are_not_held_on_to() -> None:
+    memo, hasher = Memo(1 << 16), Hasher("xxhash", "0")
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            salt = f"{number} " + "s" * 100_000
+            row = Row(memo, [array("i", range(32))], base=b"")
+            assert (
+                row.chain(hasher, 16, Extra(cache_salt=salt)).keys
+                == hasher.chain(range(32), 16, Extra(cache_salt=salt)).keys
+            )
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_is_remembered_without_memory() -> None:
