@@ -53,7 +53,7 @@ STREAMS, IDLE_STREAMS, OPEN_STREAMS = 100, 1_000, 10_000
 # Of a process's open files so many are for other things than streams.
 OTHER_FILES = 200
 MOST_FAILED = 0.01
-_START_S, _SETTLE_S = 60.0, 10.0
+_START_S, _SETTLE_S = 120.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Self
 import aiohttp
 
 HOST = "127.0.0.1"
-_START_S = 60.0
+_START_S = 120.0
 _STOP_S = 8.0
 _POLL_S = 0.1
 

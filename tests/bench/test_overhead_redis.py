@@ -20,7 +20,7 @@ def figures(*flags: str) -> dict[str, Figure]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

@@ -21,9 +21,9 @@ def test_what_is_carried_is_told_by_the_cost() -> None:
 
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_one_and_two_are_measured_in_turn(tmp_path: Path) -> None:
-    command = ["overhead", "workers", "--repeats", "1", "--seconds", "1", "--json", "--out", str(tmp_path)]
+    command = ["overhead", "workers", "--repeats", "1", "--seconds", "2", "--json", "--out", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "bench", *command], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-m", "bench", *command], capture_output=True, text=True, check=False, timeout=250
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

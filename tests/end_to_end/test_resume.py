@@ -357,8 +357,8 @@ async def test_stopped_while_some_wait_and_some_stream() -> None:
             [url for url, _ in replicas],
             tokenizer=TINY,
             probe_seconds=0.1,
-            probe_timeout_seconds=0.3,
-            silence_seconds=1.5,
+            probe_timeout_seconds=1,
+            silence_seconds=3,
             policy="round_robin",
         )
         router = await stack.enter_async_context(Router(settings))

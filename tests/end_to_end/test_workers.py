@@ -122,7 +122,7 @@ async def test_workers_serve_as_one_and_one_that_dies_is_replaced(bench: Bench, 
         write(replica.url, late.url, more="lisen: {}\n")
         running.process.send_signal(signal.SIGHUP)
         await running.until_said(b"settings not reloaded, the old ones stay")
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while "warmroute_workers 2.0" not in (await get(running.address, "/metrics"))[1]:
                 await asyncio.sleep(0.05)
         assert sorted(workers_of(running.process.pid)) == [1, 2]

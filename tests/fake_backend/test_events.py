@@ -185,7 +185,7 @@ async def test_faults_of_events(
         await ask(server.port, "POST", "/fake/faults", rule)
         for _ in range(2):
             await complete(server, [next(fresh)] * 40)
-        got = [await asyncio.wait_for(socket.recv_multipart(), 5) for _ in range(count)]
+        got = [await asyncio.wait_for(socket.recv_multipart(), 60) for _ in range(count)]
         return [int.from_bytes(frames[1], "big") - base for frames in got]
 
     assert await numbers("events_lost", 1) == [1]

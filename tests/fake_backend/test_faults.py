@@ -28,7 +28,7 @@ async def everything(server: Server, body: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request("POST", COMPLETION, body, {"connection": "close"}))
     try:
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 60)
     finally:
         writer.close()
 
@@ -57,11 +57,14 @@ async def test_hang_until_the_client_leaves(start: Callable[..., Awaitable[Serve
     await fault(server, kind="hang")
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request("POST", COMPLETION, BODY))
+    async with asyncio.timeout(60):
+        while not server.replica.in_server:
+            await asyncio.sleep(0.001)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(reader.read(1), 0.05)
     assert server.replica.in_server == 1
     writer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while server.replica.in_server:
             await asyncio.sleep(0.001)
 
@@ -86,8 +89,8 @@ async def test_reset_before_and_between_bytes(start: Callable[..., Awaitable[Ser
     writer.write(request("POST", COMPLETION, STREAM))
     assert (await read_head(reader))[0] == 200
     with pytest.raises(ConnectionResetError):
-        await asyncio.wait_for(reader.read(), 10)
-        await asyncio.wait_for(reader.read(), 10)
+        await asyncio.wait_for(reader.read(), 60)
+        await asyncio.wait_for(reader.read(), 60)
     writer.close()
     assert (await ask(server.port, "POST", COMPLETION, BODY)).status == 200
 

@@ -307,7 +307,7 @@ class TestPair:
             'vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="Qwen3-0.6B",stage="in_progress"} 0.0' in metrics
         )
         (engine,) = prefill.replica.engines
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while engine.pool.free_blocks < engine.pool.usable:
                 await asyncio.sleep(0.001)
 
@@ -359,11 +359,11 @@ class TestPair:
         params = json.loads((await complete(prefill, TO_PREFILL, max_tokens=1)).body)["kv_transfer_params"]
         waiting = asyncio.create_task(complete(decode, params))
         link = decode.replica.ranks[0].nixl.transfers.link
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while link.next_event() is None:
                 await asyncio.sleep(0.001)
         await prefill.stop()
-        assert (await asyncio.wait_for(waiting, 5)).status == 500
+        assert (await asyncio.wait_for(waiting, 60)).status == 500
 
     async def test_parameters_used_twice_are_only_noticed_by_the_prefill_side(
         self, start: Callable[..., Awaitable[Server]]
@@ -374,7 +374,7 @@ class TestPair:
         counts = prefill.replica.ranks[0].nixl.transfers.counts
         for late in (0, 1):
             assert (await complete(decode, params)).status == 200
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while counts.late_notifications < late:
                     await asyncio.sleep(0.001)
 
@@ -383,7 +383,7 @@ class TestPair:
         answer = await complete(decode, PLACE | {"remote_block_ids": None})
         assert answer.status == 500
         assert json.loads(answer.body)["error"]["message"].startswith("EngineCore encountered an issue.")
-        await asyncio.wait_for(decode.died.wait(), 5)
+        await asyncio.wait_for(decode.died.wait(), 60)
         with pytest.raises(ConnectionRefusedError):
             await ask(decode.port, "GET", "/health")
 
@@ -403,7 +403,7 @@ class TestPair:
         params = json.loads((await complete(prefill, TO_PREFILL, max_tokens=1)).body)["kv_transfer_params"]
         assert len(prefill.replica.ranks[0].nixl.transfers.pinned) == 1
         assert (await complete(decode, params, temperature=-1)).status == 400
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while prefill.replica.ranks[0].nixl.transfers.pinned:
                 await asyncio.sleep(0.001)
 

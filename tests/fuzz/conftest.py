@@ -36,7 +36,7 @@ class Stagehand:
 
     def run(self, play: Callable[[], Awaitable[Any]]) -> Any:
         self.failures.clear()
-        found = self.loop.run_until_complete(asyncio.wait_for(play(), 20))
+        found = self.loop.run_until_complete(asyncio.wait_for(play(), 60))
         assert self.failures == []
         return found
 

@@ -209,7 +209,7 @@ class Together:
 
     def prefill(self, told: bytes) -> Script:
         async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await asyncio.wait_for(self.asked.wait(), 20)
+            await asyncio.wait_for(self.asked.wait(), 60)
             self.computed.set()
             writer.write(answer(told))
 
@@ -217,7 +217,7 @@ class Together:
 
     async def decode(self, request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.asked.set()
-        await asyncio.wait_for(self.computed.wait(), 20)
+        await asyncio.wait_for(self.computed.wait(), 60)
         writer.write(answer(CHAT))
 
 
@@ -316,7 +316,7 @@ class TestLeaving:
         client.post(PATH, BODY)
         await until(lambda: len(prefill.received) == 1, "it computes")
         client.leave()
-        await asyncio.wait_for(prefill.received[0].aborted.wait(), 20)
+        await asyncio.wait_for(prefill.received[0].aborted.wait(), 60)
         await until(lambda: not any(each.load.in_flight for each in router.fleet), "nothing is booked")
         assert decode.received == []
 
@@ -338,7 +338,7 @@ class TestLeaving:
         monkeypatch.setattr(pool, "connection", late)
         client = await bench.client(router)
         client.post(PATH, BODY, KEYS)
-        await asyncio.wait_for(trying.wait(), 20)
+        await asyncio.wait_for(trying.wait(), 60)
         assert router._journey is not None
         assert router._journey.divided.pinned == {prefill.name: 15}
         client.leave()
@@ -365,7 +365,7 @@ class TestLeaving:
         client.post(PATH, STREAM_BODY)
         await client.head()
         client.leave()
-        await asyncio.wait_for(decode.received[0].aborted.wait(), 20)
+        await asyncio.wait_for(decode.received[0].aborted.wait(), 60)
         await until(lambda: not any(each.load.in_flight for each in router.fleet), "nothing is booked")
         assert router._journey is not None
         assert router._journey.divided.pinned == {}

@@ -218,7 +218,7 @@ class TestLettingGo:
         monkeypatch.setattr(pool, "connection", late)
         client = await fleet.client(router)
         client.post(CHAT, chat())
-        await asyncio.wait_for(trying.wait(), 20)
+        await asyncio.wait_for(trying.wait(), 60)
         assert len(transfers(prefill).pinned) == 1
         client.leave()
         await nothing_pinned(prefill)

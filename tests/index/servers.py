@@ -16,7 +16,7 @@ from pathlib import Path
 from router.index.shared_embedded import end_with_parent
 from router.index.shared_link import Link, LinkError, RefusedError, Target
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def wheel(package: str, pattern: str) -> str | None:

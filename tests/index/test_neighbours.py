@@ -89,6 +89,8 @@ async def test_loads_are_told_age_and_end_with_their_worker(
     directory: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, three = workers = [Worker(directory, number, 3) for number in (1, 2, 3)]
+    told_at = now = asyncio.get_running_loop().time()
+    monkeypatch.setattr(three.neighbours, "_clock", lambda: now)
     await started(stack, *workers)
     one.busy = [Busy("gpu1", Others(3, 1, 500.0, 1e4), 200.0)]
     two.busy = [Busy("gpu1", Others(1, 0, 80.0, 1e3), 0.0)]
@@ -98,16 +100,17 @@ async def test_loads_are_told_age_and_end_with_their_worker(
     outside = await three.neighbours.consult([])
     assert outside.matches == {}
     seen = outside.loads["gpu1"]
-    assert (seen.in_flight, seen.decoding, seen.routed) == (4, 1, 11_000.0)
-    assert 380.0 <= seen.waiting_ms <= 580.0  # of 580 up to 200 pass by themselves
-    told_at = max(at for at, _ in three.neighbours._told.values())
-    monkeypatch.setattr(three.neighbours, "_clock", lambda: told_at + 1.0)
-    assert three.neighbours.elsewhere()["gpu1"].waiting_ms == 380.0
-    monkeypatch.setattr(three.neighbours, "_clock", lambda: told_at + module.LEASE_SECONDS + 1)
+    assert (seen.in_flight, seen.decoding, seen.waiting_ms, seen.routed) == (4, 1, 580.0, 11_000.0)
+    now = told_at + 1.0
+    assert three.neighbours.elsewhere()["gpu1"].waiting_ms == 380.0  # up to 200 pass by themselves
+    now = told_at + module.LEASE_SECONDS + 1
     assert three.neighbours.elsewhere() == {}
     monkeypatch.setattr(three.neighbours, "_clock", asyncio.get_running_loop().time)
     await two.neighbours.stop()
-    await until(lambda: three.neighbours.elsewhere()["gpu1"].in_flight == 3, "the one that ended has nothing there")
+    await until(
+        lambda: three.neighbours.elsewhere().get("gpu1", Others()).in_flight == 3,
+        "the one that ended has nothing there",
+    )
 
 
 async def test_one_that_is_started_again_is_reached_again(directory: Path, stack: AsyncExitStack) -> None:
@@ -147,7 +150,7 @@ async def test_who_talks_nonsense_is_no_neighbour(directory: Path, stack: AsyncE
     await started(stack, one)
     reader, writer = await asyncio.open_unix_connection(str(directory / "1.news"))
     writer.write(said)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await reader.read() == b""
     writer.close()
 

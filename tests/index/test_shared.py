@@ -30,7 +30,7 @@ PATIENT_MS = 5000.0
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
     except TimeoutError:
@@ -63,7 +63,7 @@ class Router:
 
     async def until_depths(self, keys: Sequence[int], expected: list[int]) -> None:
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while await self.depths(keys) != expected:
                     await asyncio.sleep(0.005)
         except TimeoutError:
@@ -75,7 +75,7 @@ class Router:
 
     async def until_told(self, keys: Sequence[int], name: str, expected: Told) -> None:
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while await self.told_of(keys, name) != expected:
                     await asyncio.sleep(0.005)
         except TimeoutError:
@@ -288,7 +288,7 @@ async def test_a_full_store_is_told_the_contents_when_it_takes_writes_again(hous
     remove(known, prompt[:119:-1])
     store(known, other)
     # Without a lease, which cannot be renewed either, what was told is presumed.
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await deaf.told_of(prompt, "a")).exact:
             await asyncio.sleep(0.005)
     assert (await deaf.told_of(prompt, "a")).depth in (120, 200)
@@ -365,7 +365,7 @@ async def test_the_ranks_of_a_replica_are_caches_of_their_own(house: House) -> N
         found = await deaf.shared.consult([(prompt, ["a"])])
         return [] if found is None else list(found.matches["a"][0])
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while [told.exact for told in await seen(prompts[0])] != [False, True, True]:
             await asyncio.sleep(0.005)
     assert await seen(prompts[0]) == [Told(0), Told(100, exact=True, rank=0), Told(0, exact=True, rank=1)]

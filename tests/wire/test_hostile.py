@@ -18,7 +18,7 @@ import pytest
 
 from router.prompt.request import read, without_hand_off
 from router.prompt.tokens import Tokenizer
-from tests.wire.conftest import Bench
+from tests.wire.conftest import Bench, older
 from tests.wire.scripted import BOUND, CHAT, Received, answer, chunk, delta, until
 
 TINY = Path(__file__).parents[2] / "fake_backend" / "tiny"
@@ -213,7 +213,9 @@ async def test_metrics_that_do_not_come_take_no_replica_out(bench: Bench, how: s
     replica = await bench.replica()
     await replica.stop()
     async with await asyncio.start_server(serve, "127.0.0.1", replica.port):
-        client = await bench.client(await bench.router(replica, probe_timeout_seconds=0.1, probe_seconds=0.05))
+        router = await bench.router(replica, probe_timeout_seconds=0.1, probe_seconds=0.05)
+        await until(lambda: bool(router.fleet.ready()), "it is ready")
+        client = await bench.client(router)
         client.send(b"GET /v1/x HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await client.reply()).status == 200
 
@@ -256,14 +258,18 @@ async def test_trailers_and_chunk_extensions_are_bounded(bench: Bench) -> None:
 
 
 async def test_an_idle_connection_is_closed_in_silence_whatever_its_last_head_came_in(bench: Bench) -> None:
-    router = await bench.router(await bench.replica(), header_timeout_seconds=0.2, keep_alive_seconds=0.5)
+    router = await bench.router(await bench.replica(), header_timeout_seconds=60, keep_alive_seconds=600)
     door = router.door
     assert door is not None
     client = await bench.client(router)
     client.send(b"GET /health HTTP/1.1\r\nHo")
     await until(lambda: any(front._head_seen for front in door.connections), "the first half is read")
+    (front,) = door.connections
     client.send(b"st: x\r\n\r\n")
     assert (await client.reply()).status == 200
+    await until(lambda: front._task is None, "the answer is over")
+    older(front, 601)
+    front._judge_time()
     assert await client.closed() == b""
 
 

@@ -108,7 +108,7 @@ async def test_connections_are_bounded(bench: Bench) -> None:
     ids=["headers", "body"],
 )
 async def test_a_trickling_client_is_refused(bench: Bench, start: bytes, setting: str) -> None:
-    router = await bench.router(await bench.replica(), header_timeout_seconds=0.05, body_timeout_seconds=0.05)
+    router = await bench.router(await bench.replica(), **{setting: 0.05})
     client = await bench.client(router)
     client.send(start)
     reply = await client.reply()

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.wire.conftest import Bench
+from tests.wire.conftest import Bench, older
 from tests.wire.scripted import CHAT, STREAM_HEAD, Received, answer, chunk, delta, until, until_closed, within
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -78,7 +78,7 @@ async def test_a_client_that_stops_reading_is_cut_and_the_replica_is_not_blamed(
 @pytest.mark.fault("hung replica")
 async def test_the_first_byte_is_waited_for_once_whatever_is_tried(bench: Bench) -> None:
     """The first replica takes half of the time and says no; the second one would answer a little too late."""
-    bound = 0.4
+    bound = 2.0
     now = asyncio.get_running_loop().time
     begun = 0.0
 
@@ -120,7 +120,7 @@ async def test_a_replica_whose_headers_never_end_is_given_up(bench: Bench, lines
 
 @pytest.mark.parametrize("cut", [1, 20, 30])
 async def test_headers_in_two_packets_leave_no_clock_running(bench: Bench, cut: int) -> None:
-    router = await bench.router(await bench.replica(), header_timeout_seconds=0.05, keep_alive_seconds=0.3)
+    router = await bench.router(await bench.replica(), header_timeout_seconds=60, keep_alive_seconds=600)
     client = await bench.client(router)
     head = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     assert router.door is not None
@@ -131,4 +131,9 @@ async def test_headers_in_two_packets_leave_no_clock_running(bench: Bench, cut: 
     client.send(head[cut:])
     assert (await client.reply()).status == 200
     # Idle from here on: closed in silence once keep_alive_seconds are over, not accused of a late head before.
+    await until(lambda: front._task is None, "the answer is over")
+    older(front, 61)
+    assert front._judge_time()
+    older(front, 600)
+    front._judge_time()
     assert await client.closed() == b""

@@ -222,7 +222,7 @@ async def test_two_that_fail_without_a_word_are_enough(bench: Bench) -> None:
 
 
 async def test_a_second_half_that_never_begins_is_bounded_as_a_pause_is(bench: Bench) -> None:
-    order, router, client = await scene(bench, says(delta(" I")), hang, idle_timeout_seconds=0.3)
+    order, router, client = await scene(bench, says(delta(" I")), hang, idle_timeout_seconds=1)
     reply = await client.reply()
     assert json.loads(shown(reply)[-1][6:])["error"]["code"] == 502
     await within(order.asked[1].aborted.wait())

@@ -74,7 +74,7 @@ async def test_one_that_stayed_silent_is_asked_once(bench: Bench, endless: None)
 
     mute, here = await by_name(bench, 2)
     mute.script = script
-    router = await bench.router(mute, here, policy="round_robin", probe_seconds=60, first_byte_timeout_seconds=0.1)
+    router = await bench.router(mute, here, policy="round_robin", probe_seconds=60, first_byte_timeout_seconds=1)
     client = await bench.client(router)
     told = []
     for _ in range(6):

@@ -113,7 +113,7 @@ async def test_a_tokenizer_is_loaded_once_for_all_replicas_and_aliases(
     def counted(directory: Path) -> Tokenizer:
         loads.append(directory)
         for _ in range(4):
-            assert all_asked.acquire(timeout=20)
+            assert all_asked.acquire(timeout=60)
         for _ in range(4):
             all_asked.release()
         return load(directory)
@@ -215,7 +215,7 @@ async def test_a_terminated_router_serves_on_for_its_grace_and_then_drains(bench
     said = b""
     try:
         while b"memory bounds" not in said:
-            line = await asyncio.wait_for(process.stderr.readline(), 20)
+            line = await asyncio.wait_for(process.stderr.readline(), 60)
             assert line, said
             said += line
         port = int(re.search(rb"listens on http://127.0.0.1:(\d+)", said)[1])  # type: ignore[index]
@@ -228,7 +228,7 @@ async def test_a_terminated_router_serves_on_for_its_grace_and_then_drains(bench
 
         process.send_signal(signal.SIGTERM)
         while b"not ready from now on" not in said:
-            line = await asyncio.wait_for(process.stderr.readline(), 20)
+            line = await asyncio.wait_for(process.stderr.readline(), 60)
             assert line, said
             said += line
         assert await ready(idle) == (503, ["the router is shutting down"])
