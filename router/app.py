@@ -11,19 +11,20 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily
 
-from router import logs
+from router import gauges, logs
 from router.access import AccessLog, refused_line
 from router.admin.api import application
+from router.admin.replicas import listed
 from router.admin.serving import serve, serve_privately
+from router.announcement import announcement, does
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
 from router.config import ConfigError, Settings, reloaded, urls
 from router.course import Rules
 from router.credentials import Credentials, for_replicas
 from router.feeds import Feeds
-from router.fleet.breaker import Condition
 from router.fleet.discovery import Fleet, members
 from router.fleet.links import LinkError, Links, told
 from router.fleet.probe import Probe
@@ -76,8 +77,6 @@ log = logging.getLogger("warmroute")
 LATECOMERS_SECONDS = 0.3
 # What clients are told when they are cut gets this long to be read.
 LAST_WORDS_SECONDS = 0.5
-# Memory of one block in the index, in pools of prompts that have 8 blocks or more of their own (CPython 3.11 to 3.13).
-BLOCK_BYTES = 120
 SWITCH_SECONDS = 0.0005
 
 
@@ -336,7 +335,17 @@ class Router:
             return (await journey.explain(path, body)).document()
 
         async def replicas() -> list[dict[str, Any]]:
-            return self._replicas()
+            now = asyncio.get_running_loop().time()
+            return [
+                listed(
+                    replica,
+                    self.feedback.of(replica.name),
+                    blocks=self.index.blocks(replica.name),
+                    residency=None if self.feeds is None else self.feeds.describe(replica.name),
+                    now=now,
+                )
+                for replica in self.fleet
+            ]
 
         admin, place = self.settings.admin, self._place
         if place is None and admin.admin_port < 0:
@@ -372,7 +381,7 @@ class Router:
     async def _ready(self, replica: Replica) -> str:
         """A replica told its models: find their tokenizers before it is given requests."""
         self.fleet.settle_roles()
-        said = [_does(replica)] if self.fleet.divided else []
+        said = [does(replica)] if self.fleet.divided else []
         for card in replica.models.values():
             if card.parent is None:
                 reader = await asyncio.to_thread(self.readers.find, card.id, card.root)
@@ -474,7 +483,7 @@ class Router:
             # Of one that is lost only the past is known: another router may see its next process already.
             started = None if replica.state is State.LOST else replica.metrics.started
             known = self.index.capacity(replica.name) if replica.cache.capacity else 0
-            start = "" if started is None else repr(started)
+            start = _time(started)
             ranks = self.feeds.first_heard(replica.name) if self.feeds is not None else {}
             if len(ranks) == 1:
                 yield Member(replica.name, start, known, _time(*ranks.values()))
@@ -518,184 +527,38 @@ class Router:
         return self.fleet.missing()
 
     def _gauges(self) -> Iterable[Metric]:
-        def family(name: str, text: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(f"warmroute_{name}", text, labels=["replica"])
-
-        ready = family("replica_ready", "1 where the replica takes requests.")
-        breaker = GaugeMetricFamily(
-            "warmroute_breaker",
-            "1 for the state that a replica's breaker is in: open gives it no requests, half_open a single one.",
-            labels=["replica", "state"],
-        )
         now = asyncio.get_running_loop().time()
-        in_flight = family("in_flight", "Requests sent and not yet ended.")
-        decoding = family("decoding", "Of these, past their first token.")
-        blocks = family("index_blocks", "Blocks the replica is presumed to hold.")
-        degraded = family(
-            "cache_routing_degraded", "1 where predictions of cached tokens stay wrong; the log says why."
-        )
-        error = family("prediction_error", "Mean error of predicted cached tokens, as a share of the prompt.")
-        slowness = family("prefill_slowness", "Its prefill time over the fleet's typical one.")
-        for replica in (*self.fleet, *self.fleet.leaving):
-            label = [replica.name]
-            ready.add_metric(label, float(replica.state is State.READY))
-            state = replica.breaker.state(now)
-            for each in Condition:
-                breaker.add_metric([replica.name, each.value], float(each is state))
-            in_flight.add_metric(label, replica.load.in_flight)
-            decoding.add_metric(label, replica.load.decoding)
-            blocks.add_metric(label, self.index.blocks(replica.name))
-            slowness.add_metric(label, self.rates.slowness(replica.name))
-            record = self.feedback.of(replica.name)
-            degraded.add_metric(label, float(record.cause is not None))
-            if record.compared:  # of an engine that tells nothing no error is known, least of all none
-                error.add_metric(label, record.error)
-        yield from (ready, breaker, in_flight, decoding, blocks, degraded, error, slowness)
-        if self.fleet.divided and self._journey is not None:
-            here = {replica.name for replica in (*self.fleet, *self.fleet.leaving)}
-            pinned = family("split_pinned_blocks", "Blocks kept for a replica that has yet to fetch them.")
-            for name, count in self._journey.divided.pinned.items():
-                if name in here:
-                    pinned.add_metric([name], count)
-            speed = GaugeMetricFamily(
-                "warmroute_split_link_bytes_per_second",
-                "How fast KV gets from one replica to another, as measured.",
-                labels=["prefill", "decode"],
-            )
-            for prefill, decode, link in self.links.measured():
-                if not {prefill, decode} <= here:
-                    continue
-                speed.add_metric([prefill, decode], link.bandwidth)
-            yield from (pinned, speed)
+        yield from gauges.of_replicas(self.fleet, self.index, self.rates, self.feedback, now=now)
+        journey = self._journey
+        if self.fleet.divided and journey is not None:
+            yield from gauges.of_splits(self.fleet, journey.divided.pinned, self.links)
         if self.shared is not None:
-            yield from _shared_metrics(self.shared)
+            yield from gauges.of_store(self.shared)
         if self.neighbours is not None:
             yield CounterMetricFamily(
                 "warmroute_workers_untold", "Messages that another worker had no room for.", self.neighbours.untold
             )
         if self.feeds is not None:
             yield from self.feeds.metrics()
-        door = self.door
-        connections = GaugeMetricFamily("warmroute_client_connections", "Open connections from clients.")
-        connections.add_metric([], len(door.connections) if door else 0)
-        held = GaugeMetricFamily("warmroute_buffered_bytes", "Request bodies held.")
-        held.add_metric([], door.held_bytes if door else 0)
-        if self._journey is not None and (tracer := self._journey.tracer) is not None:
+        yield from gauges.of_clients(self.door)
+        if journey is not None and (tracer := journey.tracer) is not None:
             yield CounterMetricFamily("warmroute_dropped_spans", "Spans never told.", float(tracer.dropped))
-        if self._journey is not None and (access := self._journey.access) is not None:
+        if journey is not None and (access := journey.access) is not None:
             yield CounterMetricFamily(
                 "warmroute_access_log_dropped_lines", "Lines that found no room.", float(access.dropped)
             )
-        rate = GaugeMetricFamily("warmroute_prefill_tokens_per_second", "The prefill rate assumed for the fleet.")
-        rate.add_metric([], 1000 / self.rates.token_ms)
-        yield from (connections, held, rate)
-
-    def _replicas(self) -> list[dict[str, Any]]:
-        """All that is known of the replicas, for the admin side."""
-        now = asyncio.get_running_loop().time()
-        found = []
-        for replica in self.fleet:
-            metrics, record = replica.metrics, self.feedback.of(replica.name)
-            found.append(
-                {
-                    "replica": replica.name,
-                    "state": replica.state.name.lower(),
-                    "why": replica.why or None,
-                    "role": replica.role.value,
-                    "breaker": {
-                        "state": replica.breaker.state(now).value,
-                        "failures_in_a_row": replica.breaker.failures,
-                        "next_trial_in_seconds": round(replica.breaker.seconds_left(now), 3),
-                    },
-                    "epoch": replica.epoch,
-                    "models": {
-                        card.id: {"root": card.root, "parent": card.parent, "max_model_len": card.max_model_len}
-                        for card in replica.models.values()
-                    },
-                    "block_size": replica.block_size,
-                    "num_gpu_blocks": replica.cache.num_gpu_blocks,
-                    "algorithm": replica.algorithm,
-                    "prefix_caching": replica.cache.prefix_caching,
-                    "blocks_presumed": self.index.blocks(replica.name),
-                    "residency": self.feeds.describe(replica.name) if self.feeds is not None else None,
-                    "in_flight": replica.load.in_flight,
-                    "decoding": replica.load.decoding,
-                    "waiting_ms": round(replica.load.waiting_ms(now), 3),
-                    "engine": {
-                        "running": metrics.running,
-                        "waiting": metrics.waiting,
-                        "kv_usage": metrics.kv_usage,
-                        "read_seconds_ago": None if replica.scraped_at is None else round(now - replica.scraped_at, 3),
-                    },
-                    "predictions": {
-                        "compared": record.compared,
-                        "exact": record.exact,
-                        "predicted_tokens": record.predicted,
-                        "delivered_tokens": record.delivered,
-                        "error": round(record.error, 4),
-                        "pool_share": round(record.pool_share, 3),
-                        "degraded": record.cause,
-                    },
-                }
-            )
-        return found
 
     def announcement(self) -> str:
         """The start-up block."""
-        settings = self.settings
-        every = settings.fleet.probe_seconds
-        where = url(self.address, tls=self._credentials.front is not None)
-        lines = [f"warmroute listens on {where}  (policy: {settings.choice.policy})"]
-        if self.admin_address is not None:
-            lines.append(f"  admin side on {url(self.admin_address)}")
-        lines.append("  replicas")
-        models: dict[str, str] = {}
-        blocks = 0
-        for replica in self.fleet:
-            role = f" ({_does(replica)})" if self.fleet.divided else ""
-            if replica.state is State.READY:
-                cache = replica.cache
-                held = (
-                    f"{cache.capacity or settings.choice.default_pool_blocks} blocks of {replica.block_size} tokens, "
-                    f"{replica.algorithm}{'' if cache.prefix_caching else ', PREFIX CACHING IS OFF'}"
-                )
-                told = cache.capacity and cache.block_size and cache.algorithm
-                lines.append(
-                    f"    {replica.name}{role}  ready: {', '.join(replica.models)}; "
-                    f"{held if told else f'its metrics do not tell of its cache: assumed {held}'}"
-                )
-                if self.feeds is not None:
-                    lines.append(f"      cache contents: {self.feeds.describe(replica.name)}")
-                for card in replica.models.values():
-                    if card.parent is None:
-                        length = f", up to {card.max_model_len} tokens" if card.max_model_len else ""
-                        models[card.id] = f"{self.readers[card.id].mode}{length}"
-            else:
-                lines.append(
-                    f"    {replica.name}{role}  {replica.state.value} ({replica.why}); asked again every {every:g} s"
-                )
-            pool = replica.cache.capacity or settings.choice.default_pool_blocks
-            blocks += min(pool, settings.choice.max_pool_blocks)
-        if self.fleet.divided:
-            handoff = settings.handoff
-            link = handoff.kv_link or "a link to be measured"
-            lines.append(f"  prompts are split between them: {handoff.split}; KV by {handoff.connector} over {link}")
-        lines.append("  models")
-        for name, mode in models.items():
-            hint = "" if mode.startswith("tokens") else "; --tokenizer DIR makes predictions exact"
-            lines.append(f"    {name}  read as {mode}{hint}")
-        if not models:
-            lines.append("    none known yet")
-        if self.shared is not None:
-            lines.append(f"  shared  {self.shared.where}")
-        listen = settings.listen
-        lines.append(
-            f"  memory bounds: index {blocks} blocks, {blocks * BLOCK_BYTES / 2**20:.0f} MiB; "
-            f"prompts {settings.prompt.prompt_memory_bytes / 2**20:.0f} MiB; "
-            f"request bodies {listen.max_buffered_bytes / 2**20:.0f} MiB, "
-            f"each up to {listen.max_body_bytes / 2**20:.0f} MiB; {listen.max_connections} connections"
+        return announcement(
+            self.settings,
+            self.fleet,
+            self.readers,
+            self.feeds,
+            listens=url(self.address, tls=self._credentials.front is not None),
+            admin=None if self.admin_address is None else url(self.admin_address),
+            shared=None if self.shared is None else self.shared.where,
         )
-        return "\n".join(lines)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -798,21 +661,7 @@ def _time(first: float | None) -> str:
     return "" if first is None else repr(first)
 
 
-def _shared_metrics(shared: Shared) -> Iterable[Metric]:
-    yield GaugeMetricFamily("warmroute_shared_online", "1 where the shared store is used.", float(shared.online))
-    yield GaugeMetricFamily("warmroute_shared_queue_blocks", "Blocks it is to be told of.", shared.waiting_blocks)
-    yield GaugeMetricFamily("warmroute_shared_untold_pages", "Of what engines hold, to be told.", shared.untold_pages)
-    yield CounterMetricFamily("warmroute_shared_dropped_blocks", "Blocks never told.", shared.dropped_blocks)
-    yield CounterMetricFamily("warmroute_shared_timeouts", "Decisions that waited in vain.", shared.timeouts)
-    yield CounterMetricFamily("warmroute_shared_faults", "Times that the connection was given up.", shared.faults)
-
-
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _does(replica: Replica) -> str:
-    """Its role, for people."""
-    return "prefill and decode" if replica.role is Role.BOTH else replica.role.value
