@@ -288,7 +288,7 @@ class Shared:
 
     def _places(self, replicas: Sequence[str]) -> tuple[Places, bytes]:
         """Who is asked for, and their numbers, packed: they are the same from one decision to the next."""
-        names = tuple(replicas)
+        names = tuple(dict.fromkeys(replicas))  # who prefills and answers too is named as both
         known = self._asked.get(names)
         if known is None:
             places: Places = []

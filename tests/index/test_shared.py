@@ -147,6 +147,16 @@ async def test_what_one_router_learns_the_other_knows(house: House, kind: str) -
     assert await two.depths(prompt) == [700, 100, 0]
 
 
+async def test_who_is_named_twice_is_asked_for_once(house: House) -> None:
+    router = await house.router((await house.server()).target)
+    prompt, other = chain(1, 40), chain(2, 40)
+    router.record("a", prompt)
+    await router.told()
+    found = await router.shared.consult([(prompt, ["a", "b", "a"]), (other, ["a"])])
+    assert found is not None
+    assert found.matches == {"a": [[Told(40)], [Told(0)]], "b": [[Told(0)]]}
+
+
 async def test_long_chains_that_go_on_from_others_are_told_whole(house: House) -> None:
     server = await house.server()
     one, two = await house.router(server.target), await house.router(server.target)
