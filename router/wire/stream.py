@@ -255,13 +255,12 @@ def _message_usage(answer: Answer, usage: object) -> None:
     """Usage of /v1/messages, which counts cached tokens apart from the others."""
     if not isinstance(usage, dict):
         return
-    cached = usage.get("cache_read_input_tokens")
-    parts = [usage.get("input_tokens"), cached, usage.get("cache_creation_input_tokens")]
-    if isinstance(parts[0], int):
-        answer.prompt_tokens = sum(part for part in parts if isinstance(part, int))
-    if isinstance(cached, int):
+    cached = _count(usage.get("cache_read_input_tokens"))
+    if (computed := _count(usage.get("input_tokens"))) is not None:
+        answer.prompt_tokens = computed + (cached or 0) + (_count(usage.get("cache_creation_input_tokens")) or 0)
+    if cached is not None:
         answer.cached_tokens = cached
-    if isinstance(written := usage.get("output_tokens"), int):
+    if (written := _count(usage.get("output_tokens"))) is not None:
         answer.completion_tokens = written
 
 

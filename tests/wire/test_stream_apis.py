@@ -84,3 +84,10 @@ def test_ends_that_are_none() -> None:
 )
 def test_a_whole_answer_of_more_than_one_text_is_not_known(whole: dict[str, Any]) -> None:
     assert seen(JsonWatch(), json.dumps(whole).encode(), 1 << 20).text is None
+
+
+@pytest.mark.parametrize("nonsense", [-3, True, 2.0, 1 << 62, "7"])
+def test_counts_of_messages_that_are_none_are_not_taken_for_some(nonsense: object) -> None:
+    usage = {"input_tokens": 5, "cache_read_input_tokens": nonsense, "output_tokens": nonsense}
+    answer = seen(JsonWatch(), json.dumps({"type": "message", "content": [], "usage": usage}).encode(), 1 << 20)
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, None, None)
