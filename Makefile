@@ -62,7 +62,7 @@ test-vllm: $(STAMP)  ## Conformance against two real vLLM replicas on the CPU (i
 # The checkout as a wheel has it, compiled: nothing of it is meant to be edited.
 COMPILED := build/compiled
 
-$(COMPILED)/.made: $(STAMP) hatch_build.py pyproject.toml $(shell find router fake_backend bench tests -name '*.py')
+$(COMPILED)/.made: $(STAMP) hatch_build.py pyproject.toml $(shell find router fake_backend bench tests -type f ! -name '*.pyc')
 	$(BIN)/python hatch_build.py $(COMPILED)
 	@touch $@
 

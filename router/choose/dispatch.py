@@ -161,17 +161,7 @@ class Dispatch:
         wrong is told of each placement by itself, with `end` and `withdraw` or `left`, as after `place`; so is the end.
         """
         blocks = [chains(replica) for replica in replicas]
-        decision = decider.decide(
-            Choice(
-                self._ends(now, replicas, blocks, tokens, rank, outside),
-                [place for place, replica in enumerate(replicas) if replica.prefills],
-                [place for place, replica in enumerate(replicas) if replica.decodes],
-                tokens,
-                answer_tokens,
-                self._rates,
-                links,
-            )
-        )
+        decision = decider.decide(self._choice(now, replicas, blocks, tokens, rank, outside, answer_tokens, links))
         candidate = decision.candidates[decision.decode]
         replica, own = replicas[decision.decode], blocks[decision.decode]
         if decision.prefill is None or decision.pair is None:
@@ -263,17 +253,7 @@ class Dispatch:
     ) -> SplitDecision:
         """What `place_split` would decide now; likewise."""
         blocks = [chains(replica) for replica in replicas]
-        return decider.decide(
-            Choice(
-                self._ends(now, replicas, blocks, tokens, None, outside),
-                [place for place, replica in enumerate(replicas) if replica.prefills],
-                [place for place, replica in enumerate(replicas) if replica.decodes],
-                tokens,
-                answer_tokens,
-                self._rates,
-                links,
-            )
-        )
+        return decider.decide(self._choice(now, replicas, blocks, tokens, None, outside, answer_tokens, links))
 
     def _decide(
         self,
@@ -287,6 +267,27 @@ class Dispatch:
     ) -> Decision:
         seen = self._candidates(now, replicas, blocks, tokens, rank, outside)
         return decide(policy, seen, tokens, self._rates)
+
+    def _choice(
+        self,
+        now: float,
+        replicas: Sequence[Replica],
+        blocks: Sequence[Sequence[Blocks]],
+        tokens: Sequence[int],
+        rank: int | None,
+        outside: Outside | None,
+        answer_tokens: int,
+        links: Links,
+    ) -> Choice:
+        return Choice(
+            self._ends(now, replicas, blocks, tokens, rank, outside),
+            [place for place, replica in enumerate(replicas) if replica.prefills],
+            [place for place, replica in enumerate(replicas) if replica.decodes],
+            tokens,
+            answer_tokens,
+            self._rates,
+            links,
+        )
 
     def _ends(
         self,
