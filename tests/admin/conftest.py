@@ -1,3 +1,3 @@
-from tests.end_to_end.conftest import fleet, pytest_asyncio_loop_factories
+from tests.end_to_end.conftest import fleet, one_tokenizer, pytest_asyncio_loop_factories
 
-__all__ = ["fleet", "pytest_asyncio_loop_factories"]
+__all__ = ["fleet", "one_tokenizer", "pytest_asyncio_loop_factories"]

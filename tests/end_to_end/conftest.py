@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import openai
 import pytest
-import uvloop
 
 from fake_backend import settings as fake_settings
 from fake_backend.server import Server
 from router.app import Router
-from tests.wire.conftest import settings_for
+from tests.wire.conftest import one_tokenizer, pytest_asyncio_loop_factories, settings_for
 from tests.wire.scripted import Raw
 
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
+__all__ = ["fleet", "one_tokenizer", "pytest_asyncio_loop_factories"]
 
 
 class Fleet:
@@ -59,6 +55,6 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
+async def fleet(one_tokenizer: None) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         yield Fleet(stack)

@@ -325,7 +325,7 @@ async def test_an_endpoint_that_nobody_listens_at_says_what_to_check(
 async def test_a_publisher_that_says_nothing_is_told_and_replaced_by_predictions(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("router.index.feed.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("router.index.feed.SILENT_SECONDS", 2.0)
     fake = await fleet.fake(*SMALL, *publishing(replay_endpoint=None))
     router = await fleet.router(fake)
     client = Client(await fleet.openai(router))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -25,7 +24,6 @@ from fake_backend.faults import Rule
 from fake_backend.server import Server
 from fake_backend.settings import TINY
 from router.app import Router
-from router.prompt.tokens import Tokenizer
 from tests.end_to_end.conftest import Fleet
 from tests.handoff.pairs import PROMPT, consumer, nothing_pinned, producer
 from tests.wire.conftest import settings_for
@@ -51,13 +49,7 @@ USAGE = {"stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
-_load = functools.cache(Tokenizer.load)
-
-
-@pytest.fixture(autouse=True)
-def one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All read one, which takes long to load and never changes."""
-    monkeypatch.setattr(Tokenizer, "load", _load)
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
 
 
 async def fakes(fleet: Fleet, count: int = 2) -> list[Server]:

@@ -7,13 +7,16 @@ import pytest
 
 from fake_backend import settings
 from fake_backend.server import Server
+from tests.wire.conftest import one_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+__all__ = ["one_tokenizer", "start"]
+
 
 @pytest.fixture
-async def start() -> AsyncIterator[Callable[..., Awaitable[Server]]]:
+async def start(one_tokenizer: None) -> AsyncIterator[Callable[..., Awaitable[Server]]]:
     """Start a replica with these flags on a free port; all of them end with the test."""
     async with contextlib.AsyncExitStack() as stack:
 

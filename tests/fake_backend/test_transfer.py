@@ -264,8 +264,10 @@ def test_no_block_is_lost_whatever_becomes_of_transfers(events: list[tuple[str, 
 
 
 def role(name: str, **more: object) -> tuple[str, ...]:
-    """A hundred times faster than life; without any waiting a lease would be over at once."""
-    config = {"kv_connector": "NixlConnector", "kv_role": name} | more
+    """A hundred times faster than life; without any waiting a lease would be over at once. One lasts a minute: none
+    ends here, however busy the machine."""
+    lease = {"kv_connector_extra_config": {"kv_lease_duration": 6000}}
+    config = {"kv_connector": "NixlConnector", "kv_role": name} | lease | more
     return "--kv-transfer-config", json.dumps(config), "--time-scale", "0.01"
 
 

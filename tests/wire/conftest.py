@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,12 +13,22 @@ import uvloop
 from router.app import Router
 from router.config import Settings, load
 from router.fleet.replica import State
+from router.prompt.tokens import Tokenizer
 from router.wire.front import Front
 from tests.wire.scripted import BOUND, Raw, Script, Scripted
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
+
+
+_load = functools.cache(Tokenizer.load)
+
+
+@pytest.fixture
+def one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each directory is read once for all tests: it takes long, and what is read never changes."""
+    monkeypatch.setattr(Tokenizer, "load", _load)
 
 
 class Bench:

@@ -4,7 +4,6 @@ who stops working when the client leaves."""
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from fake_backend.settings import TINY
 from router.app import Router
-from router.prompt.tokens import Tokenizer
 from tests.wire.conftest import Bench
 from tests.wire.scripted import (
     STREAM_HEAD,
@@ -35,13 +33,7 @@ DONE = b"data: [DONE]\n\n"
 FAILED = b'data: {"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}\n\n'
 
 
-_load = functools.cache(Tokenizer.load)
-
-
-@pytest.fixture(autouse=True)
-def one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All routers read one, which takes long to load and never changes."""
-    monkeypatch.setattr(Tokenizer, "load", _load)
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
 
 
 def says(*pieces: bytes, then: str = "reset") -> Script:
