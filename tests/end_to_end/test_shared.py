@@ -14,8 +14,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from router.app import Router
 from router.config import ConfigError
@@ -23,7 +26,7 @@ from router.index.shared_link import Link, LinkError, Target
 from tests.end_to_end.conftest import Fleet
 from tests.index.servers import Cluster, Server, binaries
 from tests.wire.conftest import settings_for
-from tests.wire.scripted import until
+from tests.wire.scripted import BOUND, until
 
 VALKEY = binaries()["valkey-9"]
 SYSTEM = "You are the keeper of a lighthouse and answer with regard to the weather. " * 10
@@ -76,6 +79,13 @@ class Child:
         assert self._reading is not None
         await self._reading
 
+    async def samples(self, family: str) -> list[Sample]:
+        """What its metrics say of one thing."""
+        host, port = self.address
+        async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/metrics") as answer:
+            families = text_string_to_metric_families(await answer.text())
+        return [sample for each in families if each.name == family for sample in each.samples]
+
     def client(self) -> openai.AsyncOpenAI:
         host, port = self.address
         return openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0)
@@ -116,10 +126,7 @@ async def play(store: Server, fleet: Fleet, *, killed: bool) -> list[tuple[int, 
             for talk in conversations:
                 goes_on(talk, (await ask(client, talk))[0], step)
         if killed:
-            # What was answered a moment ago is told within one.
-            link = await store.link()
-            await _settled(link)
-            link.close()
+            await _all_told(child)
             await child.kill()
             child = await stack.enter_async_context(Child(*flags))
             client = child.client()
@@ -131,15 +138,12 @@ async def play(store: Server, fleet: Fleet, *, killed: bool) -> list[tuple[int, 
     return found
 
 
-async def _settled(link: Link) -> None:
-    """Until nothing was written for a while, by the store's own count."""
-    before, same = -1, 0
-    while same < 5:
-        text = (await link.call(b"INFO", b"commandstats")).decode()
-        calls = sum(int(line.split("calls=")[1].split(",")[0]) for line in text.splitlines() if "cmdstat_set:" in line)
-        same = same + 1 if calls == before else 0
-        before = calls
-        await asyncio.sleep(0.02)
+async def _all_told(child: Child) -> None:
+    """Until nothing is in flight, and the store knows what became of it."""
+    async with asyncio.timeout(BOUND):
+        for name in ("warmroute_in_flight", "warmroute_shared_queue_blocks"):
+            while any(each.value for each in await child.samples(name)):
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.fault("forgetful restart")

@@ -7,9 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from fake_backend.server import Server as Fake
 from router.app import Router
@@ -171,14 +169,8 @@ async def heard(child: Child, fakes: list[Fake]) -> None:
     published = {
         (name_of(fake), rank.publisher.published) for fake in fakes for rank in fake.replica.ranks if rank.publisher
     }
-    async with asyncio.timeout(BOUND), aiohttp.ClientSession() as session:
-        host, port = child.address
-        while True:
-            async with session.get(f"http://{host}:{port}/metrics") as answer:
-                families = text_string_to_metric_families(await answer.text())
-            samples = [sample for family in families if family.name == BATCHES for sample in family.samples]
-            if {(sample.labels["replica"], int(sample.value)) for sample in samples} == published:
-                return
+    async with asyncio.timeout(BOUND):
+        while {(each.labels["replica"], int(each.value)) for each in await child.samples(BATCHES)} != published:
             await asyncio.sleep(0.005)
 
 
