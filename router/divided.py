@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from router.handoff.connector import Parameters
     from router.handoff.connectors import Connectors
     from router.learning import Learning
-    from router.leg import Leg
+    from router.leg import Leg, Way
     from router.prompt.request import Ask
     from router.reading import Prompt, Reading
     from router.telemetry import Telemetry
@@ -208,16 +208,7 @@ class HandOver:
             return []
         return self.divided.computing(self.prompt.ask, self._tried)
 
-    def sounds(self, evidence: Evidence) -> Callable[[Replica], None]:
-        """An answer proves who is to blame for what failed before it, on either side."""
-
-        def sound(replica: Replica) -> None:
-            evidence.sound(replica)
-            self.evidence.sound(replica)
-
-        return sound
-
-    async def run(self, client: Front, leg: Leg, patience: Patience, added: Headers) -> Outcome:
+    async def run(self, client: Front, leg: Leg, patience: Patience, added: Headers | None) -> Outcome:
         """Both legs. Returns how the second one ended. Raises FellBackError where the first one failed, or what it
         handed over did not arrive, before the client was shown anything."""
         prefill = leg.prefilled
@@ -247,10 +238,26 @@ class HandOver:
         return outcome
 
 
+class _SecondLeg:
+    """The way of the leg that answers: what it dislikes goes back to the first."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
+    def may_retry(self, status: int) -> bool:
+        return status in DISLIKED
+
+    def may_move(self) -> bool:
+        return self._way.may_move()
+
+    def sound(self, replica: Replica) -> None:
+        self._way.sound(replica)
+
+
 class _Legs:
     """Two replicas working on one request. Use once."""
 
-    def __init__(self, hand_over: HandOver, client: Front, leg: Leg, patience: Patience, added: Headers) -> None:
+    def __init__(self, hand_over: HandOver, client: Front, leg: Leg, patience: Patience, added: Headers | None) -> None:
         assert leg.split is not None
         self._hand_over = hand_over
         self._divided = hand_over.divided
@@ -279,7 +286,8 @@ class _Legs:
             self._withdraw()
             self._divided.wrong(name, str(error))
             raise FellBackError("no_parameters") from None
-        self._leg.may_retry = DISLIKED.__contains__
+        if self._leg.way is not None:
+            self._leg.way = _SecondLeg(self._leg.way)
         if ahead is None:
             return await self._answer(await self._compute())
         return await self._together(Computed(ahead, self._divided.clock()))

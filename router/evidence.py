@@ -32,20 +32,20 @@ class Evidence:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._suspects: list[tuple[Replica, bool, str]] = []
-        self._trials: list[Replica] = []
+        self._suspects: list[tuple[Replica, bool, str]] | None = None  # most requests have neither
+        self._trials: list[Replica] | None = None
 
     def sent(self, replica: Replica) -> None:
         if replica.breaker.begin(self._clock()):
-            self._trials.append(replica)
+            self._trials = [*(self._trials or ()), replica]
 
     def sound(self, replica: Replica) -> None:
         """The head of an answer that blames nobody but perhaps the client."""
         if replica.breaker.answering():
             log.info("%s answers again: it is given requests as before", replica.name)
-        for suspect, trial, why in self._suspects:
+        for suspect, trial, why in self._suspects or ():
             self._blame(suspect, why, trial=trial)
-        self._suspects.clear()
+        self._suspects = None
 
     def left(self, replica: Replica) -> None:
         """The client left: that proves nothing."""
@@ -63,13 +63,13 @@ class Evidence:
             self._blame(replica, outcome.why, trial=trial, unreachable=ending is Ending.UNREACHED)
             return
         if ending is Ending.UNREACHED or (status >= 500 and status != BUSY):
-            self._suspects.append((replica, trial, outcome.why))
+            self._suspects = [*(self._suspects or ()), (replica, trial, outcome.why)]
         elif ending is Ending.COMPLETE and status != BUSY:
             replica.breaker.answered()
         replica.breaker.end(trial=trial)
 
     def _take_trial(self, replica: Replica) -> bool:
-        if replica not in self._trials:
+        if self._trials is None or replica not in self._trials:
             return False
         self._trials.remove(replica)
         return True

@@ -15,14 +15,13 @@ awaited: no other request can slip in and see a load that is about to change.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
 import logging
 import math
 import secrets
 from time import perf_counter, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from router.access import AccessLog, line
 from router.choose.explanation import Explanation
@@ -30,7 +29,6 @@ from router.choose.split import Cost, decider
 from router.course import Course, Rules
 from router.divided import Divided, FellBackError, divisible
 from router.evidence import Evidence
-from router.fleet.replica import State
 from router.learning import Learning
 from router.leg import Leg, asked_rank
 from router.prompt.continuing import UnfitError
@@ -43,7 +41,7 @@ from router.wire.attempts import Attempt, Ending, Patience
 from router.wire.upgrade import Upgrade
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from router.choose.dispatch import Dispatch
     from router.choose.split import SplitDecider
@@ -61,6 +59,7 @@ if TYPE_CHECKING:
     from router.reading import Reading
     from router.telemetry import Telemetry
     from router.tracing import Tracer
+    from router.wire.attempts import Outcome
     from router.wire.errors import Refusal
     from router.wire.front import Front
     from router.wire.http import Request
@@ -70,8 +69,6 @@ log = logging.getLogger("warmroute.journey")
 
 # Of a request with many prompts so many are looked up in the shared index; the others by what is known here.
 MAX_ASKED = 16
-# What is answered with these is worth asking another replica: it is down, starting, overloaded or broken.
-TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
 
 
 def split_decider(handoff: HandOffSettings) -> SplitDecider:
@@ -120,6 +117,7 @@ class Journey:
             load_changed=self._load_changed,
             links=links,
         )
+        self._first_token = self._learning.first_token
         self._links = links
         self._decider = split_decider(handoff)
         self.divided = Divided(
@@ -166,6 +164,27 @@ class Journey:
 
     async def _serve(self, request: Request, client: Front, trail: Trail) -> tuple[str, int]:
         """How it ended, and the status that the client was told."""
+        begun = perf_counter()
+        course = await self._begin(request, client)
+        if course is None:
+            return self._refuse(
+                client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
+            )
+        trail.model, trail.stream, trail.tried = course.prompt.ask.model, course.prompt.ask.stream, course.tried
+        while course.given < course.rules.max_attempts and self._clock() < course.deadline:
+            leg = await self._next(course)
+            if leg is None:
+                break
+            trail.legs.append(leg)
+            if not course.tried:
+                self._telemetry.decision.observe(perf_counter() - begun)
+            if (told := await self._send(course, leg)) is not None:
+                return told
+        return self._give_up(course)
+
+    async def _begin(self, request: Request, client: Front) -> Course | None:
+        """Read the request; None where no replica could answer any. Apart from `_serve`, as `_next` is, so that open
+        streams hold none of what this takes."""
         rules = self.rules
         if not request.id:
             request.id = b"%s%016x" % (self._ids, next(self._numbers))
@@ -174,89 +193,67 @@ class Journey:
             request.headers = [*request.headers, *rules.replica_headers]
         body = request.body
         ask, size = Ask(), 0
-        begun = perf_counter()
         if request.method == b"POST":
             ask, size = await self._reading.ask(request.path, body)
             if ask.hand_off:
                 # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
                 body = await self._reading.aside(len(body), lambda: without_hand_off(request.body))
         if not self._fleet.serves:
-            return self._refuse(
-                client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
-            )
+            return None
         if size <= READ_ASIDE_BYTES:
             prompt = self._reading.prompt(ask, request.path, len(body))
         else:
             prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, request.path, len(body)))
-
         rank = asked_rank(request)
-        course = Course(
+        return Course(
             request,
             client,
             body,
             prompt,
+            self,
             deadline=self._clock() + rules.patience.first_byte,
             rules=rules,
             evidence=Evidence(self._clock),
+            rank=rank,
             hand_over=self.divided.offer(request, prompt, body, rank) if self._fleet.divided else None,
         )
-        trail.model, trail.stream, trail.tried = ask.model, ask.stream, course.tried
-        while course.given < rules.max_attempts and self._clock() < course.deadline:
-            outside = None
-            if self._shared is not None:
-                asked = [*self._candidates(ask.model, course.tried), *_computing(course.hand_over)]
-                outside = await self._outside(course.prompt, asked)
-            replicas = self._candidates(ask.model, course.tried)
-            if not replicas:
-                break
-            leg = self._choose(course.prompt, replicas, _computing(course.hand_over), rank, outside)
-            leg.request_id = request.id
-            trail.legs.append(leg)
-            if not course.tried:
-                self._telemetry.decision.observe(perf_counter() - begun)
-            if (told := await self._send(course, leg)) is not None:
-                return told
 
-        last, tried = course.last, course.tried
+    async def _next(self, course: Course) -> Leg | None:
+        """Choose where it goes next, and book it there; None where there is nowhere left."""
+        model, outside = course.prompt.ask.model, None
+        if self._shared is not None:
+            asked = [*self.candidates(model, course.tried), *_computing(course.hand_over)]
+            outside = await self._outside(course.prompt, asked)
+        replicas = self.candidates(model, course.tried)
+        if not replicas:
+            return None
+        leg = self._choose(course.prompt, replicas, _computing(course.hand_over), course.rank, outside)
+        leg.request_id = course.request.id
+        return leg
+
+    def _give_up(self, course: Course) -> tuple[str, int]:
+        """Say why no replica has answered."""
+        client, last, tried = course.client, course.last, course.tried
         if course.resumption is not None:
             return self._not_resumed(course, "no other replica" if last.ending is Ending.CUT else "others failed")
         if last.ending is Ending.EXHAUSTED:
             return self._refuse(client, errors.no_connection_left())
         if not tried:
-            return self._refuse(client, self._none(ask.model))
+            return self._refuse(client, self._none(course.prompt.ask.model))
         if last.ending is Ending.SILENT:
-            return self._refuse(client, errors.first_byte_timeout(tried[-1], rules.patience.first_byte))
+            return self._refuse(client, errors.first_byte_timeout(tried[-1], course.rules.patience.first_byte))
         return self._refuse(client, errors.unreachable(tried, last.why))
 
     async def _send(self, course: Course, leg: Leg) -> tuple[str, int] | None:
         """One request to one replica. None: another one may be asked; else how the request ended."""
-        request, replica, evidence, hand_over = course.request, leg.placement.replica, course.evidence, course.hand_over
-        model, rules = course.prompt.ask.model, course.rules
+        replica, evidence = leg.placement.replica, course.evidence
         course.tried.append(replica.name)
-        tried = tuple(course.tried)
         evidence.sent(replica)
-        leg.sound = evidence.sound if hand_over is None else hand_over.sounds(evidence)
-        leg.resumable = rules.resume and resumable(request, leg)
-        leg.tells_its_end = request.path.endswith("/completions")
-        if course.given + 1 < rules.max_attempts:
-            leg.may_move = functools.partial(self._may_move, model, tried)
-            leg.may_retry = functools.partial(self._may_retry, model, tried, course.doubtful)
-        usual = rules.patience
-        patience = Patience(max(0.001, course.deadline - self._clock()), usual.idle, usual.keep_alive)
-        added = leg.added()
+        leg.way = course
+        leg.resumable = course.rules.resume and resumable(course.request, leg)
+        leg.tells_its_end = course.request.path.endswith("/completions")
         try:
-            if hand_over is not None and leg.split is not None:
-                last = await hand_over.run(course.client, leg, patience, added)
-            else:
-                resumption = course.resumption
-                if resumption is not None:
-                    leg.attempt = resumption.attempt(course.client, request, leg, patience, added)
-                elif request.upgrade:
-                    switched = self._telemetry.replica(replica.name).upgrades.inc
-                    leg.attempt = Upgrade(course.client, request, leg, patience, added, switched)
-                else:
-                    leg.attempt = Attempt(course.client, request, leg, patience, added)
-                last = await leg.attempt.run(self._pools[replica.name], course.body)
+            last = await self._exchange(course, leg)
         except FellBackError:
             # Nothing is known against this replica, and the client has seen nothing: it goes on otherwise.
             course.tried.pop()
@@ -299,6 +296,24 @@ class Journey:
         course.doubtful = course.doubtful or last.begun
         return None
 
+    def _exchange(self, course: Course, leg: Leg) -> Coroutine[Any, Any, Outcome]:
+        """What sends it there and passes the answer back."""
+        client, request, replica = course.client, course.request, leg.placement.replica
+        usual = course.rules.patience
+        patience = Patience(max(0.001, course.deadline - self._clock()), usual.idle, usual.keep_alive)
+        added = leg.added()
+        if course.hand_over is not None and leg.split is not None:
+            return course.hand_over.run(client, leg, patience, added)
+        if course.resumption is not None:
+            attempt = course.resumption.attempt(client, request, leg, patience, added)
+        elif request.upgrade:
+            switched = self._telemetry.replica(replica.name).upgrades.inc
+            attempt = Upgrade(client, request, leg, patience, added, switched)
+        else:
+            attempt = Attempt(client, request, leg, patience, added)
+        leg.attempt = attempt
+        return attempt.run(self._pools[replica.name], course.body)
+
     async def _cut(self, course: Course, leg: Leg, attempt: Attempt | None) -> tuple[str, int] | None:
         """The answer broke off. None: another replica may go on with it; else how the request ended."""
         assert attempt is not None
@@ -340,17 +355,11 @@ class Journey:
         client.refuse(refusal)
         return "refused", refusal.status
 
-    def _may_retry(self, model: str | None, tried: tuple[str, ...], doubtful: bool, status: int) -> bool:
-        """Whether an answer of this status is dropped because another replica will be asked."""
-        if status not in TRY_ELSEWHERE or (status == 500 and doubtful):
-            return False
-        return bool(self._candidates(model, tried))
-
     async def explain(self, path: str, body: bytes) -> Explanation:
         """What would be done with a request that came now. Nothing is sent, booked or remembered."""
         ask, _ = await self._reading.ask(path, body)
         prompt = await self._reading.aside(len(body), lambda: self._reading.prompt(ask, path, len(body)))
-        replicas = self._candidates(ask.model, ())
+        replicas = self.candidates(ask.model, ())
         decision = split = None
         if replicas:
             divided = self._fleet.divided and self.divided.splits and divisible(path, prompt, body)
@@ -391,7 +400,7 @@ class Journey:
 
     # -- match, choose, book ------------------------------------------------------------------------------------
 
-    def _candidates(self, model: str | None, tried: Iterable[str]) -> list[Replica]:
+    def candidates(self, model: str | None, tried: Iterable[str]) -> list[Replica]:
         """Replicas that may be asked next: never one that was, none whose breaker is open; those that just failed only
         where there is no other."""
         now = self._clock()
@@ -399,10 +408,6 @@ class Journey:
         if not left and self._fleet.divided:
             left = self._admitted(self._fleet.computing(model), tried, now)
         return [replica for replica in left if replica.shunned_until <= now] or left
-
-    def _may_move(self, model: str | None, tried: tuple[str, ...]) -> bool:
-        """Whether a replica that is alive could be asked instead."""
-        return any(replica.state is State.READY for replica in self._candidates(model, tried))
 
     @staticmethod
     def _admitted(replicas: list[Replica], tried: Iterable[str], now: float) -> list[Replica]:
@@ -477,7 +482,8 @@ class Journey:
         leg = Leg(
             prompt,
             placement,
-            self._learning.first_token,
+            self._first_token,
+            self._clock,
             show_choice=self.rules.show_choice,
             rank_given=rank is not None,
             split=split,

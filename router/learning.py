@@ -46,7 +46,7 @@ class Learning:
         """The first byte of a streamed answer: the engine is through with the prefill."""
         now, placement = self._clock(), leg.placement
         counters = self._telemetry.replica(placement.replica.name)
-        leg.first_token_at, leg.pace = now, counters.pace.observe
+        leg.first_token_at, leg.pace = now, counters.pace
         if leg.split is None:
             self._dispatch.first_token(now, placement)
         else:

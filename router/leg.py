@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Opening, Said, Verdict, Watch
 
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from router.choose.dispatch import Placement, SplitPlacement
     from router.fleet.replica import Replica
     from router.reading import Prompt
+    from router.series import Times
     from router.wire.attempts import Attempt
     from router.wire.http import Head, Headers, Request
 
@@ -24,6 +24,19 @@ def asked_rank(request: Request) -> int | None:
     """The data-parallel rank that the client asks for (vLLM reads X-data-parallel-rank)."""
     value = request.rank
     return int(value) if value and value.isdigit() and len(value) < 6 else None
+
+
+class Way(Protocol):
+    """The request's whole way, as far as a leg of it asks or tells."""
+
+    def may_retry(self, status: int) -> bool:
+        """Whether an answer of this status is dropped because another replica will be asked."""
+
+    def may_move(self) -> bool:
+        """Whether a replica that is alive could be asked instead."""
+
+    def sound(self, replica: Replica) -> None:
+        """An answer has begun that blames nobody but perhaps the client."""
 
 
 class Leg:
@@ -38,20 +51,17 @@ class Leg:
         "_piece_at",
         "_rank_given",
         "_show_choice",
-        "_streamed",
         "_watch",
         "attempt",
         "first_token_at",
-        "may_move",
-        "may_retry",
         "pace",
         "placement",
         "prompt",
         "request_id",
         "resumable",
-        "sound",
         "split",
         "tells_its_end",
+        "way",
     )
 
     def __init__(
@@ -59,6 +69,7 @@ class Leg:
         prompt: Prompt,
         placement: Placement,
         first_token: Callable[[Leg], None],
+        clock: Callable[[], float],
         *,
         show_choice: bool,
         rank_given: bool,
@@ -72,38 +83,35 @@ class Leg:
         """What the client knows it by."""
         self.first_token_at: float | None = None
         """When the first token of a stream came, by the loop's clock."""
-        self.pace: Callable[[float], None] | None = None
+        self.pace: Times | None = None
         """Told the seconds between any two pieces after it."""
         self._piece_at = 0.0
         self.placement = placement
-        self.may_retry: Callable[[int], bool] = lambda _: False
-        self.may_move: Callable[[], bool] = lambda: False
         self.attempt: Attempt | None = None
         """The exchange that gives the client its answer."""
         self.resumable = False
         """Whether its answer may go on elsewhere if it breaks off."""
         self.tells_its_end = False
         """Whether a stream in answer to it says where it ends."""
-        self.sound: Callable[[Replica], None] = lambda _: None
+        self.way: Way | None = None
         self._first_token = first_token
         self._show_choice = show_choice
         self._watch: Watch | None = None
         self._answer: Answer | None = None
-        self._streamed = False
-        self._begun = FirstEvent()
+        self._begun: FirstEvent | None = None  # of a stream, until it has
         self._opening = Opening() if split is not None else None
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock
 
-    def added(self) -> Headers:
+    def added(self) -> Headers | None:
         """Headers for the replica: the rank that was chosen, unless the client itself named one."""
         rank = self.placement.rank
-        return [] if rank is None or self._rank_given else [(RANK_HEADER, b"%d" % rank)]
+        return None if rank is None or self._rank_given else [(RANK_HEADER, b"%d" % rank)]
 
     def retries(self, status: int) -> bool:
-        return self.may_retry(status)
+        return self.way is not None and self.way.may_retry(status)
 
     def elsewhere(self) -> bool:
-        return self.may_move()
+        return self.way is not None and self.way.may_move()
 
     def resumes(self) -> bool:
         return self.resumable
@@ -114,11 +122,12 @@ class Leg:
     def answering(self, head: Head) -> Headers:
         replica = self.placement.replica
         replica.heard_at = self._clock()
-        if head.status < 500:
-            self.sound(replica)
+        if head.status < 500 and self.way is not None:
+            self.way.sound(replica)
         stream = head.kind.startswith(b"text/event-stream")
-        # Where KV has to arrive first, the role alone proves nothing: `by` tells.
-        self._streamed = stream and head.status == 200 and self.split is None
+        if stream and head.status == 200 and self.split is None:
+            # Where KV has to arrive first, the role alone proves nothing: `by` tells.
+            self._begun = FirstEvent()
         if head.status == 200 and self.prompt.ask.kind != "other" and not head.encoded:
             if stream:
                 self._watch = EventWatch()
@@ -156,9 +165,9 @@ class Leg:
     def feed(self, piece: bytes) -> None:
         now = self.placement.replica.heard_at = self._clock()
         if self.pace is not None:
-            self.pace(now - self._piece_at)
-        elif self._streamed and self._begun.by(piece):
-            self._streamed = False
+            self.pace.observe(now - self._piece_at)
+        elif self._begun is not None and self._begun.by(piece):
+            self._begun = None
             self._first_token(self)
         self._piece_at = now
         if self._watch is not None:

@@ -86,7 +86,7 @@ class Resumption:
         return made.body
 
     def attempt(
-        self, client: Front, request: Request, observer: Observer, patience: Patience, added: Headers
+        self, client: Front, request: Request, observer: Observer, patience: Patience, added: Headers | None
     ) -> Attempt:
         """What goes on where the last one broke off."""
         assert self.broken is not None

@@ -168,8 +168,6 @@ class Attempt(Sink):
 
     async def run(self, pool: Pool, body: bytes) -> Outcome:
         """Ends with the attempt; a cancelled one leaves the replica at once, so that it stops working for nobody."""
-        head = request_head(self._request, len(body), pool.authority, pool.base, self._added)
-        head_only = self._request.method == b"HEAD"
         # One alarm for both bounds: it comes in time for the shorter one, and looks then which of them holds.
         self._alarm = self._client.alarms.after(min(self._patience.first_byte, self._patience.idle), self)
         try:
@@ -179,7 +177,13 @@ class Attempt(Sink):
                 if self._done.done():
                     connection.leave()  # it came too late: the request was given up meanwhile
                     return self._done.result()
-                connection.send(head, body, self, head_only=head_only)
+                request = self._request
+                connection.send(
+                    request_head(request, len(body), pool.authority, pool.base, self._added),
+                    body,
+                    self,
+                    head_only=request.method == b"HEAD",
+                )
                 outcome = await self._done
                 if not self._stale(connection, outcome):
                     return outcome
@@ -250,6 +254,8 @@ class Attempt(Sink):
     def _show(self) -> None:
         """From here on the client sees the answer, and no other attempt can take its place."""
         self._hold = None
+        if self._plain_events:
+            self._request.settle()
         self._client.begin(valve=self._connection, break_off=self._shut, lasting=self._plain_events)
         self._beat()
 

@@ -78,7 +78,20 @@ def fate(name: bytes) -> int:
 class Request:
     """A whole request: the body has arrived and its framing is gone."""
 
-    __slots__ = ("body", "headers", "http11", "id", "keep_alive", "key", "method", "path", "rank", "target", "upgrade")
+    __slots__ = (
+        "_headers",
+        "_packed",
+        "body",
+        "http11",
+        "id",
+        "keep_alive",
+        "key",
+        "method",
+        "path",
+        "rank",
+        "target",
+        "upgrade",
+    )
 
     def __init__(
         self,
@@ -96,7 +109,8 @@ class Request:
         self.method = method
         self.target = target
         self.path = target.partition(b"?")[0].decode("latin-1")
-        self.headers = headers
+        self._headers: Headers | None = headers
+        self._packed = b""
         self.body = body
         self.http11 = http11
         self.keep_alive = keep_alive
@@ -108,6 +122,23 @@ class Request:
         """The client's X-Request-Id, or one that was made for it."""
         self.rank = rank
         """What its X-data-parallel-rank says."""
+
+    @property
+    def headers(self) -> Headers:
+        if self._headers is not None:
+            return self._headers
+        lines = [line.partition(b": ") for line in self._packed.split(b"\r\n") if line]
+        return [(name, value) for name, _, value in lines]
+
+    @headers.setter
+    def headers(self, headers: Headers) -> None:
+        self._headers, self._packed = headers, b""
+
+    def settle(self) -> None:
+        """A long answer has begun: the headers, which may never be asked for again, are kept in one piece."""
+        if self._headers is not None:
+            self._packed = b"\r\n".join([b": ".join(pair) for pair in self._headers])
+            self._headers = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""

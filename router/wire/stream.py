@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from io import StringIO
 from typing import Any, Protocol
 
 import orjson
@@ -17,6 +16,8 @@ MAX_JSON_BYTES = 1024 * 1024
 # An answer's text beyond this is no longer gathered: its blocks will not be known to the index.
 MAX_TEXT_CHARS = 1024 * 1024
 MAX_TOKEN_IDS = 128 * 1024
+# So many pieces of an answer's text become one string.
+LOOSE_PIECES = 64
 # A first chunk that names the role is a few hundred bytes; what is longer than this is an answer.
 MAX_OPENING_BYTES = 64 * 1024
 
@@ -148,6 +149,7 @@ class Said:
 
 # Members of each chunk that are the same in all chunks of an answer.
 _IDENTITY = ("id", "created", "model")
+_UNNAMED = object()
 
 
 # A count as vLLM writes it in `usage`. In an answer's text the quotes are escaped, so it is not found there.
@@ -286,7 +288,7 @@ class EventWatch:
         "_events",
         "_identity",
         "_ids",
-        "_ids_known",
+        "_loose",
         "_opaque",
         "_rest",
         "_rest_bytes",
@@ -299,15 +301,17 @@ class EventWatch:
 
     def __init__(self) -> None:
         self._answer = Answer()
-        self._rest: list[bytes] = []  # of a line that is not whole yet; in pieces, since joining each is quadratic
+        self._rest: list[bytes] | None = (
+            None  # of a line that is not whole yet; in pieces, since joining each is quadratic
+        )
         self._rest_bytes = 0
         self._skipping = False
-        self._text = StringIO()  # a token is a few characters, and a string of its own many bytes
+        self._text: list[str] = []
+        self._loose = 0  # so many of its last strings are single tokens
         self._chars = 0
-        self._ids: list[int] = []
-        self._ids_known = False
+        self._ids: list[int] | None = None
         self._opaque = False  # something other than plain text was generated, or too much of it
-        self._identity: dict[str, Any] | None = None
+        self._identity: tuple[Any, ...] | None = None
         self._role = False
         self._done = False  # the stream said that it was all
         self._events = 0
@@ -319,10 +323,13 @@ class EventWatch:
         rest = lines.pop()
         if lines and self._rest:
             lines[0] = b"".join((*self._rest, lines[0]))
-            self._rest.clear()
+            self._rest = None
             self._rest_bytes = 0
         if rest:
-            self._rest.append(rest)
+            if self._rest is None:
+                self._rest = [rest]
+            else:
+                self._rest.append(rest)
             self._rest_bytes += len(rest)
         for line in lines:
             if self._skipping:
@@ -331,7 +338,7 @@ class EventWatch:
             if line.startswith(b"data:"):
                 self._data(line[5:].strip())
         if self._rest_bytes > MAX_LINE_BYTES:
-            self._rest.clear()
+            self._rest = None
             self._rest_bytes = 0
             self._skipping = self._opaque = True
 
@@ -352,7 +359,7 @@ class EventWatch:
         choices = event.get("choices")
         if isinstance(choices, list):
             if self._identity is None:
-                self._identity = {name: event[name] for name in _IDENTITY if name in event}
+                self._identity = tuple([event.get(name, _UNNAMED) for name in _IDENTITY])
             for choice in choices:
                 self._choice(choice)
         elif isinstance(kind := event.get("type"), str):
@@ -389,9 +396,14 @@ class EventWatch:
             self._chars += len(text)
             if self._chars > MAX_TEXT_CHARS:
                 self._opaque = True
-                self._text = StringIO()
+                self._text = []
             else:
-                self._text.write(text)
+                self._text.append(text)
+                self._loose += 1
+                if self._loose == LOOSE_PIECES:
+                    # A token is a few characters, and a string of its own many bytes.
+                    self._text[-LOOSE_PIECES:] = ["".join(self._text[-LOOSE_PIECES:])]
+                    self._loose = 0
 
     def _choice(self, choice: Any) -> None:
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
@@ -416,8 +428,9 @@ class EventWatch:
             self._text_tokens = self._answer.completion_tokens
         ids = choice.get("token_ids")
         if ids is not None and (ids := _ids(ids)) is not None:
-            self._ids_known = True
-            if len(self._ids) <= MAX_TOKEN_IDS:
+            if self._ids is None:
+                self._ids = ids
+            elif len(self._ids) <= MAX_TOKEN_IDS:
                 self._ids += ids
         if isinstance(reason := choice.get("finish_reason"), str):
             self._answer.finish_reason = reason
@@ -429,19 +442,20 @@ class EventWatch:
 
     def answer(self) -> Answer:
         answer = self._answer
-        answer.text = None if self._opaque else self._text.getvalue()
-        answer.token_ids = self._ids if self._ids_known and len(self._ids) <= MAX_TOKEN_IDS else None
+        answer.text = None if self._opaque else "".join(self._text)
+        answer.token_ids = self._ids if self._ids is not None and len(self._ids) <= MAX_TOKEN_IDS else None
         return answer
 
     def said(self) -> Said:
         """What the client has been given, if this is where the stream breaks off."""
         answer = self.answer()
+        identity = zip(_IDENTITY, self._identity or (), strict=False)
         return Said(
             text=answer.text,
             events=self._text_events,
             tokens=self._text_tokens,
             prompt_tokens=answer.prompt_tokens,
-            identity=self._identity or {},
+            identity={name: value for name, value in identity if value is not _UNNAMED},
             role=self._role,
             ended=answer.finish_reason is not None,
         )

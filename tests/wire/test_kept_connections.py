@@ -264,3 +264,37 @@ async def test_a_client_gets_no_further_answer_before_it_reads_the_last_one(
     assert [(await slow.reply()).body for _ in range(2)] == [Slow.BIG, Slow.SECOND]
     assert (await slow.head()).status == 200
     assert await slow.chunk() == delta("a")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, 200, None], ids=["nothing", "a byte", "a line", "a head", "all of it"])
+async def test_a_client_goes_on_after_a_stream_whatever_it_had_sent_ahead(bench: Bench, cut: int | None) -> None:
+    """Of its next request some came with the first one, some while that was answered, the rest afterwards."""
+    go_on = asyncio.Event()
+
+    async def script(request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b'"stream"' not in request.body:
+            writer.write(answer(CHAT))
+            return
+        writer.write(STREAM_HEAD + chunk(delta("a")))
+        await writer.drain()
+        await go_on.wait()
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    replica = await bench.replica(script)
+    client = await bench.client(await bench.router(replica))
+    streamed = SMALL[:-1] + b',"stream":true}'
+    post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+    following = post % (len(BODY), BODY)
+    client.send(post % (len(streamed), streamed) + following[:cut])
+    assert (await client.head()).status == 200
+    assert await client.chunk() == delta("a")
+    rest = b"" if cut is None else following[cut:]
+    client.send(rest[:50])
+    await asyncio.sleep(0)
+    go_on.set()
+    while await client.chunk() is not None:
+        pass
+    client.send(rest[50:])
+    reply = await client.reply()
+    assert (reply.status, reply.body) == (200, CHAT)
+    assert replica.received[-1].body == BODY

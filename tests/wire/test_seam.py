@@ -109,6 +109,14 @@ def test_what_was_said_is_counted_up_to_the_last_text() -> None:
     assert EventWatch().said() == Said()
 
 
+@pytest.mark.parametrize("tokens", [63, 64, 65, 200])
+def test_a_text_of_many_tokens_is_all_of_them(tokens: int) -> None:
+    watch = EventWatch()
+    for number in range(tokens):
+        watch.feed(event(chunk({"content": f" {number}"})))
+    assert watch.answer().text == "".join(f" {number}" for number in range(tokens))
+
+
 def test_an_engines_own_failure_is_told_from_all_else() -> None:
     error = b'data: {"error":{"message":"m","type":"InternalServerError","param":null,"code":500}}\n\ndata: [DONE]\n\n'
     assert failed_at(error) == 0
