@@ -269,7 +269,7 @@ class Journey:
             raise
         finally:
             # Each knows the other: left so, only the garbage collector would free them.
-            attempt, leg.attempt = leg.attempt, None
+            attempt, leg.attempt, leg.way = leg.attempt, None, None
             self._dispatch.end(self._clock(), leg.placement)
             self._load_changed()
         course.last = last

@@ -4,6 +4,7 @@ who stops working when the client leaves."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from fake_backend.settings import TINY
 from router.app import Router
+from router.course import Course
 from tests.wire.conftest import Bench
 from tests.wire.scripted import (
     STREAM_HEAD,
@@ -125,6 +127,18 @@ async def test_the_second_replica_gets_the_text_and_the_client_the_rest(bench: B
     # The connection takes the next request.
     client.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await client.reply()).status == 200
+
+
+async def test_nothing_of_a_resumed_request_waits_for_the_garbage_collector(bench: Bench) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        _, router, client = await scene(bench, says(delta(" I")), says(delta(" am"), DONE, then="end"))
+        assert delta(" I") in (await client.reply()).body
+        await until(lambda: at_rest(router), "nothing in flight")
+        await until(lambda: not any(isinstance(each, Course) for each in gc.get_objects()), "all of it to be freed")
+    finally:
+        gc.enable()
 
 
 async def test_an_engine_that_says_that_it_failed_is_as_good_as_dead(bench: Bench) -> None:
