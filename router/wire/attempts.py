@@ -175,7 +175,7 @@ class Attempt(Sink):
             while True:
                 self._connection = connection
                 if self._done.done():
-                    connection.leave()  # it came too late: the request was given up meanwhile
+                    pool.give_back(connection)  # it came too late: the request was given up meanwhile
                     return self._done.result()
                 request = self._request
                 connection.send(
@@ -202,7 +202,7 @@ class Attempt(Sink):
                 self._pulse.cancel()
             # Cancelling the task cancels the future it waits for.
             if self._connection is not None and (self._done.cancelled() or not self._done.done()):
-                self._connection.leave()
+                self._connection.leave(self)
 
     @property
     def sent(self) -> bool:
@@ -233,7 +233,7 @@ class Attempt(Sink):
         if self._observer.retries(head.status):
             # Others than 500 say of themselves that the request was not, or need not have been, worked on.
             self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}", begun=head.status == 500))
-            self._connection.leave()
+            self._connection.leave(self)
             return
         extra = self._observer.answering(head)
         request = self._request
@@ -265,7 +265,7 @@ class Attempt(Sink):
             if verdict is Verdict.ERROR:
                 self._settle(Outcome(Ending.REFUSED, 200, "its stream began with an error", begun=True))
                 assert self._connection is not None
-                self._connection.leave()
+                self._connection.leave(self)
                 return
             if verdict is Verdict.ANSWER:
                 self._show()
@@ -298,7 +298,7 @@ class Attempt(Sink):
         self._held = piece[at:]
         self._break_off("its engine failed")
         assert self._connection is not None
-        self._connection.leave()
+        self._connection.leave(self)
 
     def flush(self) -> None:
         self._last = self._loop.time()
@@ -337,7 +337,7 @@ class Attempt(Sink):
         else:
             return
         if self._connection is not None:
-            self._connection.leave()
+            self._connection.leave(self)
 
     def _shut(self, refusal: errors.Refusal) -> None:
         """The router itself has to end here."""
@@ -347,7 +347,7 @@ class Attempt(Sink):
         self._cut_short(refusal.event())
         self._settle(Outcome(Ending.BROKEN, self._status, refusal.message))
         if self._connection is not None:
-            self._connection.leave()
+            self._connection.leave(self)
 
     def _break_off(self, why: str) -> None:
         """The client has part of an answer: it goes on elsewhere, or the client is told that it is only a part."""
@@ -433,4 +433,4 @@ class Attempt(Sink):
         else:
             self._break_off(f"it sent nothing for {bound:g} s (idle_timeout_seconds)")
         if self._connection is not None:
-            self._connection.leave()
+            self._connection.leave(self)

@@ -103,11 +103,11 @@ async def _exchange(
         return await asyncio.shield(sink.answer)
     except asyncio.CancelledError:
         if not sink.answer.done():
-            connection.leave()
+            connection.leave(sink)
             sink.answer.cancel()
         elif unread is not None and sink.answer.exception() is None:
             unread(sink.answer.result())
         raise
     except BrokenError:
-        connection.leave()
+        connection.leave(sink)
         raise

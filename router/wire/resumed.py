@@ -50,7 +50,7 @@ class Resumed(Attempt):
         if head.status != 200 or not stream:
             why = f"it answered {head.status}" if head.status != 200 else "it did not answer with a stream"
             self._settle(Outcome(Ending.REFUSED, head.status, why, begun=head.status == 500))
-            self._connection.leave()
+            self._connection.leave(self)
             return
         self._observer.answering(head)
         self._client.go_on(self._connection, self._shut)
@@ -65,7 +65,7 @@ class Resumed(Attempt):
         if self._seam.spoilt or len(self._rest) > MAX_LINE_BYTES:
             self._break_off("its answer cannot follow what the client has been given")
             assert self._connection is not None
-            self._connection.leave()
+            self._connection.leave(self)
 
     def complete(self) -> None:
         if self._seam.ended:

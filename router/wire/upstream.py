@@ -141,8 +141,11 @@ class Upstream:
         else:
             self.transport.write(head)
 
-    def leave(self) -> None:
-        """Give up the exchange: closing is the only way to tell a replica that nobody waits for its answer."""
+    def leave(self, sink: Sink) -> None:
+        """Give up the exchange of `sink`: closing is the only way to tell a replica that nobody waits for its answer.
+        Where the exchange has ended, the connection may be at work for another one by now, and is left alone."""
+        if self._sink is not sink and self._switched is not sink:
+            return
         self._sink = None
         if self.transport is not None:
             self.transport.abort()

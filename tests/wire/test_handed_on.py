@@ -1,0 +1,47 @@
+"""A connection to a replica that has gone from one exchange to the next."""
+
+from __future__ import annotations
+
+import asyncio
+
+from router.wire.attempts import Attempt, Patience
+from router.wire.front import Door, Front
+from router.wire.http import Request
+from tests.fuzz.stage import LIMITS, TURNS, Onlooker, StagePool, Wire
+
+ASKED = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+async def test_who_leaves_as_its_answer_ends_does_not_take_the_next_ones_connection_along() -> None:
+    pool = StagePool(lambda _: None)
+
+    async def serve(request: Request, client: Front) -> None:
+        await Attempt(client, request, Onlooker(), Patience(60.0, 60.0)).run(pool, request.body)
+
+    door = Door(serve, LIMITS)
+
+    def client() -> tuple[Front, Wire]:
+        front = Front(door)
+        wire = Wire(front)
+        front.connection_made(wire)  # type: ignore[arg-type]
+        return front, wire
+
+    async def settle() -> None:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+    (first, _), (second, seen) = client(), client()
+    first.data_received(ASKED)
+    await settle()
+    (replica,) = pool.wires
+    # All of this in one turn of the loop: another client asks, the first one leaves, its answer ends.
+    second.data_received(ASKED)
+    first.connection_lost(None)
+    replica.protocol.data_received(ANSWER)
+    await settle()
+    assert pool.wires == [replica]
+    assert not replica.closing
+    replica.protocol.data_received(ANSWER)
+    await settle()
+    assert bytes(seen.written) == ANSWER
