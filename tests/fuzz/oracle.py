@@ -9,13 +9,17 @@ import re
 from dataclasses import dataclass
 
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-# Several spaces before the version are let pass: they hide nothing (RFC 9112 3), and the parser does not tell of them.
-REQUEST_LINE = re.compile(rb"(%s) ([\x21-\x7e]+) +HTTP/1\.([01])" % TOKEN)
-STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
+# Several spaces before the target and the version are let pass: they hide nothing (RFC 9112 3), and the parser does not
+# tell of them.
+REQUEST_LINE = re.compile(rb"(%s) +([\x21-\x7e]+) +HTTP/1\.([01])" % TOKEN)
+# Of an interim answer nothing reaches anybody; of others the reason is judged by REASON.
+STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n]*))?")
 REASON = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 FIELD = re.compile(rb"(%s):[\t ]*([\t\x20-\x7e\x80-\xff]*?)[\t ]*" % TOKEN)
 QUOTED = rb'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
-CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;%s(?:=(?:%s|%s))?)*" % (TOKEN, TOKEN, QUOTED))
+# Extensions that lack a name or a value are let pass within the line, as the parser does: whoever ignores extensions
+# reads the same chunk.
+CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;(?:%s)?(?:=(?:%s|%s)?)?)*(?<!;)" % (TOKEN, TOKEN, QUOTED))
 DIGITS = re.compile(rb"[0-9]{1,15}")
 # What frames or routes a message may not stand behind it (RFC 9110 6.5.1).
 FRAMING = {b"content-length", b"transfer-encoding"}
@@ -72,6 +76,8 @@ def response(data: bytes, at: int = 0, *, to_head: bool = False, whole: bool = T
             break
         if first[1] == b"101":
             raise WrongError("switching protocols")
+        if first[0] == b"0":
+            raise WrongError("HTTP/1.0 knows no interim answers")
         at = after
     message = Message(first, fields, b"", after, False)
     lengths, codings = message.values(b"content-length"), message.values(b"transfer-encoding")
