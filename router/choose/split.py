@@ -35,7 +35,7 @@ DAMAGE = 0.045
 # comes after it, on whichever of those that answer. So each of their answers, on average, counts with this share, too,
 # over the cube of the room, which is the last at the least.
 DELAY = 0.0015
-LEAST_ROOM = 0.04
+LEAST_ROOM = 0.08
 # The busiest that a queue is taken to be: one that is busier has no length to speak of.
 BUSIEST = 0.8
 # It also holds up the first tokens of those whose KV arrives meanwhile, by what is left of it then.
@@ -174,8 +174,8 @@ class Choice:
         self.branch = begins_branch(self.candidates)
         everyone = range(len(self.candidates))
         # As if those that answer did all of the work: what is split now is no reason to split less.
-        room = max(LEAST_ROOM, 1 - self._load(everyone, len(self.answering)))
         own = [self.candidates[place] for place in self.answering]
+        room = max(LEAST_ROOM, 1 - self._load(everyone, len(self.answering)))
         self._delay = DELAY / room**3 * sum([each.decoding for each in own]) / len(own)
         self.locals = [
             LocalPrice(price, self._crowding_ms(candidate))
@@ -346,8 +346,8 @@ class Cost:
 
     `least_uncached`: fewer uncached tokens are never handed over. `least_ratio`: nor are prompts that are shorter, in
     uncached tokens, than so many times the answer expected. `gain`: what a split has to save of the local cost, 0 to 1,
-    and at least `gain_ms`. `late`: by so many times its local first token's time may its own one come later, where that
-    spares others more; over a link that is not RDMA, by none. `force`: a slow link is as good as any.
+    and at least `gain_ms`. `late`: its own first token may come later than a local one by so many times its prefill,
+    where that spares others more; over a link that is not RDMA, not at all. `force`: a slow link is as good as any.
     """
 
     least_uncached: int = 256
@@ -373,7 +373,8 @@ class Cost:
         saved_ms = local.total_ms - split.total_ms
         if saved_ms < max(self.gain_ms, self.gain * local.total_ms):
             return choice.stay("local costs less" if saved_ms < 0 else "local costs hardly more", pair)
-        if split.own_ms > (1 + (0.0 if slow else self.late)) * local.prefill.own_ms:
+        late_ms = 0.0 if slow else self.late * local.prefill.likely * local.prefill.price.prefill_ms
+        if split.own_ms > local.prefill.own_ms + late_ms:
             how = "measured" if link.measured else "told"
             why = f"the link is not RDMA ({how}: {link.bandwidth / 1e9:.1f} GB/s): " if slow else ""
             return choice.stay(

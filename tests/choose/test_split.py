@@ -199,7 +199,7 @@ def test_the_busier_the_fleet_the_more_counts_what_is_held_up() -> None:
     # Eight answers of 5 tokens' worth in each step of 20 ms leave nine tenths of the room.
     assert delay_ms(0) == pytest.approx(0.0015 / 0.9**3 * 8 * prefill_ms)
     assert delay_ms(0.4) == pytest.approx(0.0015 / 0.5**3 * 8 * prefill_ms)
-    assert delay_ms(9) == pytest.approx(0.0015 / 0.04**3 * 8 * prefill_ms)
+    assert delay_ms(9) == pytest.approx(0.0015 / 0.08**3 * 8 * prefill_ms)
 
 
 def test_what_is_delayed_later_does_not_tell_replicas_that_answer_apart() -> None:
