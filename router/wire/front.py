@@ -217,6 +217,7 @@ class Front:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
+        self._parser = None  # each holds the other: not to wait for the garbage collector
         self._door.connections.discard(self)
         if self._door.addresses[self.peer] > 1:
             self._door.addresses[self.peer] -= 1

@@ -82,6 +82,7 @@ class Upstream:
         "_loop",
         "_nonsense",
         "_overhead",
+        "_parser",
         "_paused",
         "_pool",
         "_reason",
@@ -91,7 +92,6 @@ class Upstream:
         "_until_close",
         "answered",
         "idle_since",
-        "parser",
         "reused",
         "sent_at",
         "transport",
@@ -100,7 +100,7 @@ class Upstream:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self.parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self.transport: asyncio.Transport | None = None
         self._sink: Sink | None = None
         self._headed = False  # the answer's head has been passed on
@@ -185,8 +185,10 @@ class Upstream:
             self._head_seen += len(data)
         else:
             self._overhead += len(data)
+        parser = self._parser
+        assert parser is not None
         try:
-            self.parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._switch(sink, data[upgrade.args[0] :])
             return
@@ -214,7 +216,8 @@ class Upstream:
     def _switch(self, sink: Sink, rest: bytes) -> None:
         """It says that it speaks another protocol from here on."""
         self._sink, self._switched = None, sink
-        if not sink.switched(Head(self.parser.get_status_code(), self._reason, self._headers), rest):
+        assert self._parser is not None
+        if not sink.switched(Head(self._parser.get_status_code(), self._reason, self._headers), rest):
             self._sink, self._switched = sink, None
             self._fail("it switched protocols unasked")
 
@@ -223,6 +226,7 @@ class Upstream:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
+        self._parser = None  # each holds the other: not to wait for the garbage collector
         if self._sink is None:
             return
         if self._until_close and exc is None:
@@ -271,7 +275,9 @@ class Upstream:
     def on_headers_complete(self) -> None:
         if self._complete or self._nonsense:
             return
-        status = self.parser.get_status_code()
+        parser = self._parser
+        assert parser is not None
+        status = parser.get_status_code()
         if 100 <= status < 200:
             return  # interim (RFC 9110 15.2): the answer proper follows
         head = Head(status, self._reason, self._headers)
@@ -279,7 +285,7 @@ class Upstream:
         if not 200 <= status < 600 or not REASON.fullmatch(self._reason):
             self._nonsense = "status"
             return
-        if codings and (codings != [b"chunked"] or self.parser.get_http_version() == "1.0"):
+        if codings and (codings != [b"chunked"] or parser.get_http_version() == "1.0"):
             # Other codings would reach the client unnamed; HTTP/1.0 knows none (RFC 9112 6.1).
             self._nonsense = "Transfer-Encoding"
             return
@@ -301,7 +307,8 @@ class Upstream:
     def on_message_complete(self) -> None:
         if self._headed:
             self._complete = True
-            self._keep_alive = self.parser.should_keep_alive()  # the parser knows it only here
+            assert self._parser is not None
+            self._keep_alive = self._parser.should_keep_alive()  # the parser knows it only here
 
 
 class Pool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+
+from httptools import HttpRequestParser, HttpResponseParser
 
 from router.wire.attempts import Attempt, Patience
 from router.wire.front import Door, Front
@@ -45,3 +48,22 @@ async def test_who_leaves_as_its_answer_ends_does_not_take_the_next_ones_connect
     replica.protocol.data_received(ANSWER)
     await settle()
     assert bytes(seen.written) == ANSWER
+
+
+async def test_what_is_over_does_not_wait_for_the_garbage_collector() -> None:
+    pool = StagePool(lambda wire: wire.protocol.data_received(ANSWER))
+
+    async def serve(request: Request, client: Front) -> None:
+        await Attempt(client, request, Onlooker(), Patience(60.0, 60.0)).run(pool, request.body)
+
+    front = Front(Door(serve, LIMITS))
+    client = Wire(front)
+    front.connection_made(client)  # type: ignore[arg-type]
+    front.data_received(ASKED)
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+    assert bytes(client.written) == ANSWER
+    (replica,) = pool.wires
+    for protocol in (front, replica.protocol):
+        protocol.connection_lost(None)
+        assert not any(isinstance(each, HttpRequestParser | HttpResponseParser) for each in gc.get_referents(protocol))
