@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 
 # What holds others up counts, too. All of these were found in simulation (python -m bench simulate split).
 #
-# A prefill on a replica that decodes holds up all its answers. They end later: each counts with this share of it.
-DAMAGE = 0.045
-# No first token comes later for that as long as there is room; where little is left, what ends later delays all that
-# comes after it, on whichever of those that answer. So each of their answers, on average, counts with this share, too,
-# over the cube of the room, which is the last at the least.
-DELAY = 0.0015
-LEAST_ROOM = 0.08
+# A prefill on a replica that decodes holds up all its answers. They end later: each counts with the first share of the
+# prefill. No first token comes later as long as there is room; where little is left, what ends later delays all that
+# comes after it: each counts with the second share, too, over the square of the room, which is the last at the least.
+DAMAGE = 0.03
+DELAY = 0.0095
+LEAST_ROOM = 0.05
 # The busiest that a queue is taken to be: one that is busier has no length to speak of.
 BUSIEST = 0.8
 # It also holds up the first tokens of those whose KV arrives meanwhile, by what is left of it then.
@@ -60,8 +59,6 @@ class PrefillPrice:
     """The share of it that is likely: against a transfer, being slow is no virtue."""
     others_ms: float
     """What is set against it for those who wait for it: answers that are held up, prompts that will come."""
-    delay_ms: float
-    """And for all that come later where there is little room left, wherever among the replicas that answer it is."""
 
     @property
     def own_ms(self) -> float:
@@ -70,7 +67,7 @@ class PrefillPrice:
 
     @property
     def total_ms(self) -> float:
-        return self.own_ms + self.likely * self.price.placement_ms + self.others_ms + self.delay_ms
+        return self.own_ms + self.likely * self.price.placement_ms + self.others_ms
 
 
 @dataclass(slots=True)
@@ -111,11 +108,6 @@ class LocalPrice:
     @property
     def total_ms(self) -> float:
         return self.prefill.total_ms + self.crowding_ms
-
-    @property
-    def beside_others_ms(self) -> float:
-        """What tells replicas that answer apart: what is delayed later is delayed by all of them alike."""
-        return self.total_ms - self.prefill.delay_ms
 
 
 @dataclass(slots=True)
@@ -168,20 +160,20 @@ class Choice:
     locals: Sequence[LocalPrice] = field(init=False)
     local: int = field(init=False)
     branch: bool = field(init=False)
-    _delay: float = field(init=False)
+    _damage: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.branch = begins_branch(self.candidates)
         everyone = range(len(self.candidates))
         # As if those that answer did all of the work: what is split now is no reason to split less.
-        own = [self.candidates[place] for place in self.answering]
         room = max(LEAST_ROOM, 1 - self._load(everyone, len(self.answering)))
-        self._delay = DELAY / room**3 * sum([each.decoding for each in own]) / len(own)
+        self._damage = DAMAGE + DELAY / (room * room)
+        own = [self.candidates[place] for place in self.answering]
         self.locals = [
             LocalPrice(price, self._crowding_ms(candidate))
-            for candidate, price in zip(own, self._prefills(self.answering), strict=True)
+            for candidate, price in zip(own, self._prefills(own), strict=True)
         ]
-        best = min(range(len(own)), key=lambda i: (self.locals[i].beside_others_ms, own[i].routed, own[i].name))
+        best = min(range(len(own)), key=lambda i: (self.locals[i].total_ms, own[i].routed, own[i].name))
         self.local = self.answering[best]
 
     @property
@@ -201,17 +193,17 @@ class Choice:
         found = [self.candidates[place] for place in places]
         return math.fsum(each.end.prefilling * likely + each.decoding * answer for each in found) / servers
 
-    def _prefills(self, places: Sequence[int], queue: float = 0.0) -> list[PrefillPrice]:
-        likely, answering = self.rates.likely, set(self.answering)
-        candidates = [self.candidates[place] for place in places]
+    def _prefills(self, candidates: Sequence[Candidate], queue: float = 0.0) -> list[PrefillPrice]:
+        likely = self.rates.likely
         priced = prices(candidates, self.tokens, self.rates, branch=self.branch)
-        found = []
-        for place, candidate, price in zip(places, candidates, priced, strict=True):
-            spent = likely * price.prefill_ms
-            held = DAMAGE * candidate.decoding + HELD * candidate.end.expected + queue
-            delay = self._delay if place in answering else 0.0
-            found.append(PrefillPrice(price, likely, spent * held, spent * delay))
-        return found
+        return [
+            PrefillPrice(
+                price,
+                likely,
+                likely * price.prefill_ms * (self._damage * candidate.decoding + HELD * candidate.end.expected + queue),
+            )
+            for candidate, price in zip(candidates, priced, strict=True)
+        ]
 
     def _queue(self) -> float:
         """How much later those come who will want to prefill after this one, in times its own prefill."""
@@ -241,7 +233,7 @@ class Choice:
             (
                 (price.total_ms, candidate.routed, place, price)
                 for price, candidate, place in zip(
-                    self._prefills(self.computing, self._queue()), given, self.computing, strict=True
+                    self._prefills(given, self._queue()), given, self.computing, strict=True
                 )
             ),
             key=lambda each: each[:3],
@@ -346,8 +338,8 @@ class Cost:
 
     `least_uncached`: fewer uncached tokens are never handed over. `least_ratio`: nor are prompts that are shorter, in
     uncached tokens, than so many times the answer expected. `gain`: what a split has to save of the local cost, 0 to 1,
-    and at least `gain_ms`. `late`: its own first token may come later than a local one by so many times its prefill,
-    where that spares others more; over a link that is not RDMA, not at all. `force`: a slow link is as good as any.
+    and at least `gain_ms`. `late`: by so many times its local first token's time may its own one come later, where that
+    spares others more; over a link that is not RDMA, by none. `force`: a slow link is as good as any.
     """
 
     least_uncached: int = 256
@@ -373,8 +365,7 @@ class Cost:
         saved_ms = local.total_ms - split.total_ms
         if saved_ms < max(self.gain_ms, self.gain * local.total_ms):
             return choice.stay("local costs less" if saved_ms < 0 else "local costs hardly more", pair)
-        late_ms = 0.0 if slow else self.late * local.prefill.likely * local.prefill.price.prefill_ms
-        if split.own_ms > local.prefill.own_ms + late_ms:
+        if split.own_ms > (1 + (0 if slow else self.late)) * local.prefill.own_ms:
             how = "measured" if link.measured else "told"
             why = f"the link is not RDMA ({how}: {link.bandwidth / 1e9:.1f} GB/s): " if slow else ""
             return choice.stay(

@@ -190,24 +190,15 @@ def test_several_prompts_stay_together() -> None:
 
 
 def test_the_busier_the_fleet_the_more_counts_what_is_held_up() -> None:
-    def delay_ms(share: float) -> float:
-        held = choice(IDLE, [candidate("d", decoding=8, prefilling=(share, 0.0))]).local_price.prefill
-        assert held.others_ms == pytest.approx(0.045 * 8 * prefill_ms)
-        return held.delay_ms
+    def others_ms(share: float) -> float:
+        held = choice(IDLE, [candidate("d", decoding=8, prefilling=(share, 0.0))])
+        return held.local_price.prefill.others_ms
 
     prefill_ms = Rates(20_000).prefill_ms(5000, 0)
     # Eight answers of 5 tokens' worth in each step of 20 ms leave nine tenths of the room.
-    assert delay_ms(0) == pytest.approx(0.0015 / 0.9**3 * 8 * prefill_ms)
-    assert delay_ms(0.4) == pytest.approx(0.0015 / 0.5**3 * 8 * prefill_ms)
-    assert delay_ms(9) == pytest.approx(0.0015 / 0.08**3 * 8 * prefill_ms)
-
-
-def test_what_is_delayed_later_does_not_tell_replicas_that_answer_apart() -> None:
-    full = (0.9, 0.0)
-    asked = choice(IDLE, [candidate("d", decoding=4, prefilling=full), candidate("e", waiting=500, prefilling=full)])
-    assert asked.candidates[asked.local].name == "d"
-    first, second = (price.prefill.delay_ms for price in asked.locals)
-    assert first == second > 500
+    assert others_ms(0) == pytest.approx((0.03 + 0.0095 / 0.9**2) * 8 * prefill_ms)
+    assert others_ms(0.4) == pytest.approx((0.03 + 0.0095 / 0.5**2) * 8 * prefill_ms)
+    assert others_ms(9) == pytest.approx((0.03 + 0.0095 / 0.05**2) * 8 * prefill_ms)
 
 
 def test_first_tokens_that_wait_for_their_kv_are_held_up_by_half_a_prefill() -> None:
