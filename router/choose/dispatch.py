@@ -183,7 +183,7 @@ class Dispatch:
         )
         size = (sum(tokens) - candidate.hit) * links.bytes_per_token
         booking = replica.load.book_decode(now, work=answer_tokens * DECODE_WEIGHT, fetches=size, sequences=sequences)
-        second = Placement(replica, candidate, booking, own, tokens, now, now + price.total_ms / 1000, fetches=True)
+        second = Placement(replica, candidate, booking, own, tokens, now, now + price.own_ms / 1000, fetches=True)
         self._remember(second, answered=answer_tokens > 1)
         return SplitPlacement(first, second, size)
 

@@ -29,16 +29,17 @@ class Stage(Enum):
 class Booking:
     """One request at one replica.
 
-    `visible`: the first token will be seen (a stream). Otherwise prefill is presumed done after `prefill_ms` at its
-    turn. `sequences`: what it is to the engine, one for each prompt and answer. `fetches`: bytes of KV on their way
-    here.
+    `since`: when it was booked; None once it was taken back. `visible`: the first token will be seen (a stream).
+    Otherwise prefill is presumed done after `prefill_ms` at its turn. `sequences`: what it is to the engine, one for
+    each prompt and answer. `fetches`: bytes of KV on their way here.
     """
 
-    __slots__ = ("fetches", "load", "prefill_ms", "sequences", "stage", "visible", "work")
+    __slots__ = ("fetches", "load", "prefill_ms", "sequences", "since", "stage", "visible", "work")
 
     def __init__(
         self,
         load: Load,
+        since: float,
         prefill_ms: float,
         visible: bool,
         work: float = 0.0,
@@ -47,6 +48,7 @@ class Booking:
         fetches: float = 0.0,
     ) -> None:
         self.load = load
+        self.since: float | None = since
         self.prefill_ms = prefill_ms
         self.visible = visible
         self.work = work
@@ -79,9 +81,9 @@ class Booking:
 
     def take_back(self, now: float) -> None:
         """The work was never done here. Safe to call twice."""
-        if self.work:
-            self.load.take_back(self, now)
-            self.work = 0.0
+        if self.since is not None:
+            self.load.take_back(self, self.since, now)
+            self.since = None
 
 
 class Load:
@@ -127,7 +129,7 @@ class Load:
     def book(self, now: float, *, prefill_ms: float, work: float, visible: bool, sequences: int = 1) -> Booking:
         """Take a request on. `work`: all it will be for the replica, in prefilled tokens' worth (a rate would change
         with what is learned, and old work would weigh more than new)."""
-        booking = Booking(self, prefill_ms, visible, work, sequences)
+        booking = Booking(self, now, prefill_ms, visible, work, sequences)
         if not self._queue:
             self._head_since = now
             self._queued_ms = 0.0
@@ -135,7 +137,7 @@ class Load:
         self._queued_ms += prefill_ms
         self.in_flight += sequences
         self.prefills += 1
-        self._route(work, now, prefill_ms)
+        self._route(now, work, prefill_ms)
         return booking
 
     def book_decode(self, now: float, *, work: float, fetches: float = 0.0, sequences: int = 1) -> Booking:
@@ -144,9 +146,8 @@ class Load:
         self.in_flight += sequences
         self.fetching += fetches
         self.expected += 1
-        self._route(work, now)
-        self._fetched += fetches
-        return Booking(self, 0.0, True, work, sequences, Stage.ELSEWHERE, fetches)
+        self._route(now, work, fetches=fetches)
+        return Booking(self, now, 0.0, True, work, sequences, Stage.ELSEWHERE, fetches)
 
     def waiting_ms(self, now: float) -> float:
         """How long a request that came now would wait for the prefills before it: their sum, less the time the first
@@ -182,18 +183,23 @@ class Load:
         """Bytes a second of KV from other replicas, lately."""
         return self._fetched * self._kept(now) / self._seen(now)
 
-    def take_back(self, booking: Booking, now: float) -> None:
-        """Work that was routed here and went elsewhere."""
-        self._route(-booking.work, now, booking.prefill_ms, -1)
+    def take_back(self, booking: Booking, since: float, now: float) -> None:
+        """Work that was routed here `since` and went elsewhere: what has not faded of it by itself."""
+        left = math.exp(-(now - since) / ROUTED_WINDOW_SECONDS)
+        self._route(now, booking.work, booking.prefill_ms, booking.fetches, share=-left)
 
-    def _route(self, work: float, now: float, prefill_ms: float = 0.0, sign: int = 1) -> None:
+    def _route(
+        self, now: float, work: float, prefill_ms: float = 0.0, fetches: float = 0.0, *, share: float = 1.0
+    ) -> None:
+        """`share`: how much of it counts; what is taken back counts below 0."""
         if self._since is None:
             self._since = now
         kept = self._kept(now)
-        self._routed = max(0.0, self._routed * kept + work)
-        self._prefills_ms = max(0.0, self._prefills_ms * kept + sign * prefill_ms)
-        self._squares = max(0.0, self._squares * kept + sign * prefill_ms * prefill_ms)
-        self._fetched *= kept
+        # Never below 0, which rounding could bring about.
+        self._routed = max(0.0, self._routed * kept + share * work)
+        self._prefills_ms = max(0.0, self._prefills_ms * kept + share * prefill_ms)
+        self._squares = max(0.0, self._squares * kept + share * prefill_ms * prefill_ms)
+        self._fetched = max(0.0, self._fetched * kept + share * fetches)
         self._routed_at = now
 
     def _seen(self, now: float) -> float:

@@ -7,7 +7,7 @@ import pytest
 from router.choose.cost import DECODE_WEIGHT
 from router.choose.dispatch import Dispatch, SplitPlacement
 from router.choose.policies import policy
-from router.choose.split import decider
+from router.choose.split import RESUME_MS, decider
 from router.config import Address
 from router.fleet.ledger import Stage
 from router.fleet.links import RESUME_SECONDS, Link, Links
@@ -70,6 +70,18 @@ def test_both_sides_are_booked_at_once_and_released_one_after_the_other() -> Non
     bench.dispatch.end(1.0, split.decode)
     bench.dispatch.end(1.0, split.prefill)
     assert (p.in_flight, d.in_flight, d.decoding) == (0, 0, 0)
+
+
+def test_what_is_held_against_it_for_the_sake_of_others_makes_it_due_no_later() -> None:
+    bench = Bench()
+    for _ in range(9):
+        bench.replicas[1].load.book_decode(0.0, work=1).first_token(0.0)
+    split = bench.place(0.0, prompt(1))
+    assert split.prefill is not None
+    prefill_ms = bench.rates.prefill_ms(1000, 0)
+    assert split.prefill.due == pytest.approx(prefill_ms / 1000)
+    arrival_ms = prefill_ms + bench.links.usual.transfer_ms(split.size)
+    assert split.decode.due == pytest.approx((arrival_ms + RESUME_MS) / 1000)
 
 
 def test_what_decodes_does_all_of_it_where_nothing_is_split() -> None:

@@ -140,3 +140,27 @@ def test_what_is_fetched_is_counted_and_expected_until_its_first_token() -> None
     first.close(2.0)
     assert (load.expected, load.fetching) == (0, 0.0)
     assert load.fetched(30.0) == pytest.approx(6e9 * math.exp(-30 / 60) / seen(30))
+
+
+def test_what_is_taken_back_late_takes_along_no_more_than_is_left_of_it() -> None:
+    load, alone = Load(), Load()
+    for each in (load, alone):
+        each.book(0.0, prefill_ms=1000, work=1000, visible=True)
+    failed = load.book(0.0, prefill_ms=3000, work=4000, visible=True)
+    failed.take_back(60.0)
+    failed.take_back(60.0)
+    assert load.routed(60.0) == pytest.approx(alone.routed(60.0))
+    assert load.prefilling(60.0) == pytest.approx(alone.prefilling(60.0))
+
+
+def test_kv_that_was_never_fetched_is_taken_back() -> None:
+    load, alone = Load(), Load()
+    for each in (load, alone):
+        each.book_decode(0.0, work=10, fetches=3e9)
+    failed = load.book_decode(0.0, work=0, fetches=5e9)
+    failed.take_back(30.0)
+    assert load.fetched(30.0) == pytest.approx(alone.fetched(30.0))
+    # It is on its way until it is closed.
+    assert load.fetching == 8e9
+    failed.close(30.0)
+    assert (load.expected, load.fetching) == (1, 3e9)
