@@ -65,7 +65,10 @@ class Feedback:
     records: dict[str, Record] = field(default_factory=dict)
 
     def of(self, replica: str) -> Record:
-        return self.records.setdefault(replica, Record())
+        record = self.records.get(replica)
+        if record is None:
+            record = self.records[replica] = Record()
+        return record
 
     def forget(self, replica: str) -> None:
         """The replica was restarted or has left: what is known of it is about another cache."""

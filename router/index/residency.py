@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections import deque
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -69,7 +67,7 @@ class Residency:
     about 200 a run: where most prompts have but one block of their own, three times as much.
     """
 
-    __slots__ = ("_held", "_order", "_places", "_unnamed", "capacity")
+    __slots__ = ("_held", "_oldest", "_order", "_places", "_unnamed", "capacity")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -78,6 +76,7 @@ class Residency:
         self._held: dict[int, _Run] = {}
         self._order: dict[int, _Run] = {}  # by place, oldest first
         self._places = 0
+        self._oldest = 1  # no run has a place before this one
         self._unnamed = 0
 
     def __len__(self) -> int:
@@ -127,12 +126,14 @@ class Residency:
         there = leading(keys, held)
         before = held[keys[there - 1]].state_at(there - 1) if there else SHARED
         path = self._path(keys, there)
-        if not path:
-            path.append(self._new(keys, 0, whole))
-        elif there < whole:
-            new = keys[there:]
-            path[0].keys += _pack(new)
-            held.update(zip(new, repeat(path[0])))
+        if there < whole:
+            if before == SHARED:
+                # Others went on from here, or will: a run that went on with these would soon be divided again.
+                path.insert(0, self._new(keys, there, whole))
+            else:
+                new = keys[there:]
+                path[0].keys += _pack(new)
+                self._hold(new, path[0])
         for run in path:
             run.state, run.turn = SHARED, 0
             self._touch(run)
@@ -173,8 +174,13 @@ class Residency:
     def _new(self, keys: Sequence[int], begin: int, end: int) -> _Run:
         keys = keys[begin:end]
         run = _Run(begin, _pack(keys))
-        self._held.update(zip(keys, repeat(run)))
+        self._hold(keys, run)
         return run
+
+    def _hold(self, keys: Iterable[int], run: _Run) -> None:
+        held = self._held
+        for key in keys:
+            held[key] = run
 
     def _take(self, run: _Run, count: int) -> _Run:
         """Its first blocks as a run of their own, out of the order. What is left keeps its place there."""
@@ -189,12 +195,12 @@ class Residency:
         if len(head) < len(tail):
             taken = _Run(run.start, head)
             run.start, run.keys, run.turn = run.start + count, tail, left
-            self._held.update(zip(array("Q", head), repeat(taken)))
+            self._hold(array("Q", head), taken)
             return taken
         rest = _Run(run.start + count, tail, run.place, run.state, left)
         self._order[run.place] = rest
         run.keys, run.place = head, 0
-        self._held.update(zip(array("Q", tail), repeat(rest)))
+        self._hold(array("Q", tail), rest)
         return run
 
     def _touch(self, run: _Run) -> None:
@@ -210,8 +216,9 @@ class Residency:
         if run.state == _UNNAMED:
             self._unnamed -= len(gone) // _WIDTH
         else:
-            # Thousands of them for a long prompt, and so without a loop of Python's.
-            deque(map(self._held.pop, array("Q", gone), repeat(None)), maxlen=0)
+            held = self._held
+            for key in array("Q", gone):
+                held.pop(key, None)
         if not cut:
             self._order.pop(run.place, None)
 
@@ -234,7 +241,7 @@ class Residency:
             tails[key] = chain
         for start, chain in reversed(chains):
             run = _Run(start, _pack(chain))
-            self._held.update(zip(chain, repeat(run)))
+            self._hold(chain, run)
             self._touch(run)
         self._evict(self.capacity)
 
@@ -265,9 +272,13 @@ class Residency:
 
     def _evict(self, room: int) -> None:
         """The oldest, down to `room` blocks."""
-        while (surplus := len(self) - room) > 0:
-            run = next(iter(self._order.values()))
-            self._trim(run, max(0, len(run.keys) // _WIDTH - surplus))
+        while self._order and (surplus := len(self) - room) > 0:
+            run = self._order.get(self._oldest)
+            if run is None:
+                # Not the first one that a look through the dict finds: that passes all that has gone each time.
+                self._oldest += 1
+            else:
+                self._trim(run, max(0, len(run.keys) // _WIDTH - surplus))
 
     def clear(self) -> None:
         self._held.clear()

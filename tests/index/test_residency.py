@@ -213,7 +213,8 @@ def test_what_the_engine_dropped_is_held_again_when_it_is_used_again() -> None:
     cache.drop([2])
     assert (cache.depth([1, 2]), cache.depth([1, 2, 8, 9]), cache.depth([1, 2, 3])) == (1, 1, 1)
     cache.record([1, 2, 3, 4])
-    assert cache._held.keys() == {1, 2, 3, 4}
+    assert cache._held.keys() == {1, 2, 3, 4, 8, 9}
+    assert cache.depth([1, 2, 8, 9]) == 4  # nothing was said of these two
 
 
 def test_a_few_runs_are_all_that_is_kept_of_long_conversations() -> None:
