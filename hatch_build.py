@@ -25,7 +25,13 @@ HOT = (
     *("router/index/known.py", "router/index/memory.py", "router/index/neighbour_index.py"),
     *("router/index/residency.py", "router/index/shared_index.py", "router/index/shared_known.py"),
     *("router/prompt/blocks.py", "router/prompt/cache.py", "router/prompt/chat.py", "router/prompt/continuing.py"),
-    *("router/prompt/hashing.py", "router/prompt/memo.py", "router/prompt/reader.py", "router/prompt/readers.py"),
+    *(
+        "router/prompt/frames.py",
+        "router/prompt/hashing.py",
+        "router/prompt/memo.py",
+        "router/prompt/reader.py",
+        "router/prompt/readers.py",
+    ),
     *("router/prompt/request.py", "router/prompt/segments.py", "router/prompt/tokens.py"),
     *("router/wire/alarms.py", "router/wire/attempts.py", "router/wire/errors.py", "router/wire/front.py"),
     *(

@@ -19,6 +19,7 @@ from jinja2 import nodes
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from router.prompt.frames import MEMBERS_OF_DICTS, Frame, stand_ins, verbatim
 from router.prompt.turns import MARK, analyse, marked, plain, tried
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 _ROLE = itemgetter("role")
+# Short chats are rendered whole, and most of them have the same roles.
+_MOST_FRAMED, _MOST_FRAMES = 8, 64
+_FRAMED_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
 class TemplateError(Exception):
@@ -51,6 +55,7 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._proven: dict[str, _Compiled] = {}
         self._special_tokens = dict(special_tokens)
+        self._frames: dict[tuple[object, ...], Frame] = {}  # by the roles, and whether an answer is to begin
         self._plain = [self._all_variables(None, generates, {}) for generates in (False, True)]
 
     def prove(self) -> None:
@@ -116,7 +121,27 @@ class ChatTemplate:
             chat = _developer_as_system(chat)
         if continue_final_message:
             return compiled.render_open(chat, self._variables(tools, add_generation_prompt, extra))
-        return compiled.render(chat, self._variables(tools, add_generation_prompt, extra))
+        variables = self._variables(tools, add_generation_prompt, extra)
+        if compiled.verbatim and variables is self._plain[add_generation_prompt] and _is_framed(chat):
+            return self._framed(compiled, chat, variables)
+        return compiled.render(chat, variables)
+
+    def _framed(self, compiled: _Compiled, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The same as rendering it. Only for the model's own template without tools, of which there is one."""
+        roles = tuple([message["role"] for message in chat])
+        contents = [message["content"] for message in chat]
+        key = (variables["add_generation_prompt"], *roles)
+        frame = self._frames.get(key)
+        if frame is not None:
+            return frame.fill(contents)
+        text = compiled.render(chat, variables)
+        empty = [{"role": role, "content": content} for role, content in zip(roles, stand_ins(len(chat)), strict=True)]
+        frame = Frame(compiled.render(empty, variables))
+        if frame.fill(contents) == text:
+            if len(self._frames) == _MOST_FRAMES:
+                self._frames.clear()
+            self._frames[key] = frame
+        return text
 
     def turns(self, tools: list[Any] | None, template: str | None = None) -> Turns | None:
         """How the template in use writes a chat message by message; None where it doesn't (or there is none)."""
@@ -381,6 +406,17 @@ def _developer_as_system(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(filter(None, systems))}, *rest]
 
 
+def _is_framed(chat: list[dict[str, Any]]) -> bool:
+    """Whether there is nothing to a chat but its roles and contents, all of which say something."""
+    if len(chat) > _MOST_FRAMED:
+        return False
+    for message in chat:
+        content = message["content"]
+        if len(message) != 2 or message["role"] not in _FRAMED_ROLES or not isinstance(content, str) or not content:
+            return False
+    return True
+
+
 _OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -398,12 +434,15 @@ class _Compiled:
         self.content_format: Literal["string", "openai"] = "openai" if _loops_over_content(tree) else "string"
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self.turns: Turns | None = None
+        self.verbatim = False
+        """Whether contents are put into a `Frame`."""
         self._parts: jinja2.Template | None = None
 
     def prove(self) -> None:
-        """Find out whether the template writes message by message."""
+        """Find out whether the template writes message by message, and contents as they are."""
         environment = _environment()
         tree = environment.parse(self._source)
+        self.verbatim = verbatim(tree)
         if found := analyse(tree):
             turns, loop = found
             marked(tree, loop)
@@ -482,9 +521,6 @@ class _Generation(jinja2.ext.Extension):
         return caller()
 
 
-_MEMBERS_OF_DICTS = frozenset(dir(dict))
-
-
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, with a shorter way to what templates read most: members of messages, which are dicts.
 
@@ -495,7 +531,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     missing: dict[str, jinja2.Undefined]
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in _MEMBERS_OF_DICTS:
+        if type(obj) is dict and attribute not in MEMBERS_OF_DICTS:
             # What the sandbox comes to after an AttributeError.
             if attribute in obj:
                 return obj[attribute]
@@ -506,7 +542,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if type(obj) is dict and type(argument) is str and argument not in _MEMBERS_OF_DICTS:
+        if type(obj) is dict and type(argument) is str and argument not in MEMBERS_OF_DICTS:
             return obj[argument] if argument in obj else self.undefined(obj=obj, name=argument)
         return super().getitem(obj, argument)
 

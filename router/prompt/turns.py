@@ -58,12 +58,8 @@ def plain(parts: Sequence[str], count: int, messages: int) -> bool:
 
 def analyse(tree: nodes.Template) -> tuple[Turns, nodes.For] | None:
     """The template's loop over messages, if it writes them one by one; None if that can't be told."""
-    names = {"messages"}
-    for _ in range(4):
-        for assign in tree.find_all(nodes.Assign):
-            if isinstance(assign.target, nodes.Name) and _from_front(assign.node, names):
-                names.add(assign.target.name)
-    loops = [loop for loop in tree.find_all(nodes.For) if _from_front(loop.iter, names)]
+    names = lists_of_messages(tree)
+    loops = [loop for loop in tree.find_all(nodes.For) if from_front(loop.iter, names)]
     if len(loops) != 1:
         return None
     loop = loops[0]
@@ -77,6 +73,16 @@ def analyse(tree: nodes.Template) -> tuple[Turns, nodes.For] | None:
     except _RefusedError:
         return None
     return Turns(walk.lookahead), loop
+
+
+def lists_of_messages(tree: nodes.Template) -> set[str]:
+    """The names of all messages, or of all but the first."""
+    names = {"messages"}
+    for _ in range(4):
+        for assign in tree.find_all(nodes.Assign):
+            if isinstance(assign.target, nodes.Name) and from_front(assign.node, names):
+                names.add(assign.target.name)
+    return names
 
 
 def marked(tree: nodes.Template, loop: nodes.For) -> None:
@@ -108,11 +114,11 @@ def _bodies(node: nodes.Template | nodes.If) -> Iterator[list[nodes.Node]]:
                 yield from _bodies(inner)
 
 
-def _from_front(node: nodes.Node | None, names: set[str]) -> bool:
+def from_front(node: nodes.Node | None, names: set[str]) -> bool:
     """Whether an expression is all messages, or all but the first."""
     if isinstance(node, nodes.Getitem) and isinstance(part := node.arg, nodes.Slice):
         start = part.start.value if isinstance(part.start, nodes.Const) else part.start
-        return start in (None, 0, 1) and part.stop is None and part.step is None and _from_front(node.node, names)
+        return start in (None, 0, 1) and part.stop is None and part.step is None and from_front(node.node, names)
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name in names
 
 
@@ -191,7 +197,7 @@ class _Walk:
     def _messages(self, node: nodes.Name, above: tuple[nodes.Node, ...]) -> bool:
         parent = above[0]
         if isinstance(parent, nodes.Assign):
-            return isinstance(parent.target, nodes.Name) and _from_front(parent.node, self.names)
+            return isinstance(parent.target, nodes.Name) and from_front(parent.node, self.names)
         if node.ctx != "load":
             return False
         if isinstance(parent, nodes.If | nodes.CondExpr):
@@ -204,7 +210,7 @@ class _Walk:
             return (
                 isinstance(parent, nodes.Assign)
                 and isinstance(parent.target, nodes.Name)
-                and _from_front(parent.node, self.names)
+                and from_front(parent.node, self.names)
             )
         if isinstance(place, nodes.Const):
             return place.value in (0, 1)
