@@ -71,13 +71,13 @@ class Learning:
             return
         chains = self._reading.chains(leg.prompt, leg.placement.replica)
         beyond = 0
-        if len(chains) == 1 and ask.n == 1:
+        # An answer's last token is sampled, but never computed: of one alone nothing comes to be cached.
+        if len(chains) == 1 and ask.n == 1 and ask.max_tokens != 1:
             (chain,) = chains
             generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
             if generated and not _altered(reader, answer, len(generated)):
                 chains = [chain.extend(generated)]
             elif answer.completion_tokens is not None:
-                # The last token is sampled, but never computed.
                 computed = chain.length + (answer.completion_tokens - 1) * reader.units_per_token
                 beyond = max(0, computed // chain.block_size - len(chain.keys))
         self._dispatch.answered(leg.placement, chains, beyond=beyond)

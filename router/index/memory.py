@@ -165,7 +165,7 @@ class Index:
         if ranks is None:
             residency = self._replicas.get(replica)
             if residency is not None:
-                residency.record(keys, ended=ended, beyond=beyond, partial=partial)
+                residency.record(keys, ended=ended, beyond=beyond, partial=partial, guess=prompt_blocks)
         elif (known := self._rank(ranks, rank)) is not None:
             if ended:
                 known.answered(keys, prompt_blocks, now, beyond=beyond, partial=partial)

@@ -51,14 +51,6 @@ class _Run(msgspec.Struct, gc=False, eq=False):
     """Of its blocks from `turn` on; those before are SHARED."""
     turn: int = 0
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.keys) // _WIDTH
-
-    def state_at(self, place: int) -> int:
-        """Of the block with so many before it, from the root on."""
-        return self.state if place - self.start >= self.turn else SHARED
-
 
 class Residency:
     """The presumed cache of one replica. Keys are vLLM's block hashes, their low 64 bits.
@@ -67,7 +59,7 @@ class Residency:
     about 200 a run: where most prompts have but one block of their own, three times as much.
     """
 
-    __slots__ = ("_held", "_oldest", "_order", "_places", "_unnamed", "capacity")
+    __slots__ = ("_asked", "_depth", "_held", "_oldest", "_order", "_places", "_unnamed", "capacity")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -77,6 +69,8 @@ class Residency:
         self._order: dict[int, _Run] = {}  # by place, oldest first
         self._places = 0
         self._oldest = 1  # no run has a place before this one
+        self._asked: Sequence[int] = ()  # whose depth was asked for last: mostly what is recorded next
+        self._depth = 0
         self._unnamed = 0
 
     def __len__(self) -> int:
@@ -95,6 +89,7 @@ class Residency:
                 at = run.start
             else:
                 break  # two blocks of one name
+        self._asked, self._depth = keys, depth
         return depth
 
     def ends_a_turn(self, key: int) -> bool:
@@ -102,14 +97,18 @@ class Residency:
         run = self._held.get(key)
         return run is not None and run.state == ENDED and _find(run, key) >= run.turn
 
-    def record(self, keys: Sequence[int], *, ended: bool = False, beyond: int = 0, partial: bool = False) -> None:
+    def record(
+        self, keys: Sequence[int], *, ended: bool = False, beyond: int = 0, partial: bool = False, guess: int = 0
+    ) -> None:
         """A request with these blocks was given to the replica: they are held now, and the most recently used.
 
         `ended`: it has been answered; the blocks of the answer, as far as they are known, are among them. `beyond`: so
         many full ones of it are not; they take room all the same, and as the tail they are the first to go. `partial`:
         there is a last block that is not full. It is never found again, but takes room until the request is over.
-        O(log n) for what is held, O(n) for what is new.
+        `guess`: how many of them are likely to be held. O(log n) for what is held, O(n) for what is new.
         """
+        if keys is self._asked:
+            guess = self._depth
         room = max(1, self.capacity - partial)
         if len(keys) > room:
             keys = keys[:room]
@@ -118,13 +117,13 @@ class Residency:
             self._unnamed += unnamed
             self._touch(_Run(0, bytes(_WIDTH * unnamed), state=_UNNAMED))
         if keys:
-            self._record(keys, ended)
+            self._record(keys, ended, guess)
         self._evict(room)
 
-    def _record(self, keys: Sequence[int], ended: bool) -> None:
+    def _record(self, keys: Sequence[int], ended: bool, guess: int) -> None:
         held, whole = self._held, len(keys)
-        there = leading(keys, held)
-        before = held[keys[there - 1]].state_at(there - 1) if there else SHARED
+        there = leading(keys, held, guess)
+        before = _state_at(held[keys[there - 1]], there - 1) if there else SHARED
         path = self._path(keys, there)
         if there < whole:
             if before == SHARED:
@@ -154,7 +153,8 @@ class Residency:
         end = there
         while end:
             run = held.get(keys[end - 1])
-            if run is not None and not run.start < end <= run.end:
+            begin = run.start if run is not None else 0
+            if run is not None and not begin < end <= begin + len(run.keys) // _WIDTH:
                 # Two blocks of one name, in different depths. The newer is right.
                 self.drop((keys[end - 1],))
                 run = None
@@ -164,9 +164,9 @@ class Residency:
                     begin -= 1
                 run = self._new(keys, begin, end)
             else:
-                run = self._take(run, end - run.start)
+                run = self._take(run, end - begin)
             path.append(run)
-            end = run.start
+            end = begin
         if len(path) > _MOST_RUNS:
             return [self._new(keys, 0, there)]
         return path
@@ -252,7 +252,7 @@ class Residency:
         own blocks.
         """
         run = self._held.get(keys[-1]) if keys else None
-        if run is None or run.state_at(run.end - 1) != OPEN or not run.keys.endswith(_pack(keys[-1:])):
+        if run is None or _last_state(run) != OPEN or not run.keys.endswith(_pack(keys[-1:])):
             return  # it was answered, or others wait here too
         # What another request has used since is another run.
         self._trim(run, max(0, len(run.keys) // _WIDTH - len(keys)))
@@ -284,6 +284,15 @@ class Residency:
         self._held.clear()
         self._order.clear()
         self._unnamed = 0
+
+
+def _state_at(run: _Run, place: int) -> int:
+    """Of the block with so many before it, from the root on."""
+    return run.state if place - run.start >= run.turn else SHARED
+
+
+def _last_state(run: _Run) -> int:
+    return _state_at(run, run.start + len(run.keys) // _WIDTH - 1)
 
 
 def _pack(keys: Sequence[int]) -> bytes:

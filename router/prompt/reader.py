@@ -47,6 +47,7 @@ class Reader:
         self.memo = Memo(0) if memo is None else memo
         self._bodies = Bodies(self.memo.bodies)
         self._seed = seed("bytes") if tokenizer is None else seed("tokens", tokenizer.name)
+        self._bounded_seed = self._seed if tokenizer is None else seed("with begin and end", tokenizer.name)
         self._trust_request_chat_template = trust_request_chat_template
         self._tail_ids: dict[str, list[int]] = {}  # most chats end with the same mark
 
@@ -150,8 +151,7 @@ class Reader:
             return Row(self.memo, ids_in_pieces(self._ids(text, ask)), base=seed("ids"))
         ask.tails.append(pieces[-1][-_TAIL:])
         before, after = bounds
-        base = seed("with begin and end", self.tokenizer.name)
-        return self._row(pieces, base, before or None, after or None)
+        return self._row(pieces, self._bounded_seed, before or None, after or None)
 
     def _row(
         self,
