@@ -116,27 +116,34 @@ class ChatTemplate:
         source from the request, in place of the model's. Raises TemplateError.
         """
         compiled = self._compile(tools, template)
+        variables = self._variables(tools, add_generation_prompt, extra)
+        if compiled.verbatim and not continue_final_message and variables is self._plain[add_generation_prompt]:
+            contents = _only_contents(messages)
+            if contents:
+                return self._framed(compiled, messages, contents, variables)
         chat = conversation(messages, compiled.content_format, self.media_begin)
         if not compiled.knows_developer and "developer" in map(_ROLE, chat):
             chat = _developer_as_system(chat)
         if continue_final_message:
-            return compiled.render_open(chat, self._variables(tools, add_generation_prompt, extra))
-        variables = self._variables(tools, add_generation_prompt, extra)
-        if compiled.verbatim and variables is self._plain[add_generation_prompt] and _is_framed(chat):
-            return self._framed(compiled, chat, variables)
+            return compiled.render_open(chat, variables)
         return compiled.render(chat, variables)
 
-    def _framed(self, compiled: _Compiled, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    def _framed(
+        self, compiled: _Compiled, messages: Sequence[Any], contents: list[str], variables: Mapping[str, Any]
+    ) -> str:
         """The same as rendering it. Only for the model's own template without tools, of which there is one."""
-        roles = tuple([message["role"] for message in chat])
-        contents = [message["content"] for message in chat]
+        roles = [message["role"] for message in messages]
         key = (variables["add_generation_prompt"], *roles)
         frame = self._frames.get(key)
         if frame is not None:
             return frame.fill(contents)
-        text = compiled.render(chat, variables)
-        empty = [{"role": role, "content": content} for role, content in zip(roles, stand_ins(len(chat)), strict=True)]
-        frame = Frame(compiled.render(empty, variables))
+
+        def render(contents: list[str]) -> str:
+            chat = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+            return compiled.render(chat, variables)
+
+        text = render(contents)
+        frame = Frame(render(stand_ins(len(contents))))
         if frame.fill(contents) == text:
             if len(self._frames) == _MOST_FRAMES:
                 self._frames.clear()
@@ -406,15 +413,22 @@ def _developer_as_system(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(filter(None, systems))}, *rest]
 
 
-def _is_framed(chat: list[dict[str, Any]]) -> bool:
-    """Whether there is nothing to a chat but its roles and contents, all of which say something."""
-    if len(chat) > _MOST_FRAMED:
-        return False
-    for message in chat:
-        content = message["content"]
-        if len(message) != 2 or message["role"] not in _FRAMED_ROLES or not isinstance(content, str) or not content:
-            return False
-    return True
+def _only_contents(messages: Sequence[Any]) -> list[str]:
+    """The contents of a short chat, as templates see them; none unless all of them say something, and nothing else but
+    the roles does."""
+    contents: list[str] = []
+    if len(messages) > _MOST_FRAMED:
+        return contents
+    for message in messages:
+        if not isinstance(message, dict) or len(message) != 2:
+            return []
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or role not in _FRAMED_ROLES or not isinstance(content, str) or not content:
+            return []
+        if role == "system" and content.startswith(_BILLING):
+            return []
+        contents.append(content)
+    return contents
 
 
 _OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -442,7 +456,7 @@ class _Compiled:
         """Find out whether the template writes message by message, and contents as they are."""
         environment = _environment()
         tree = environment.parse(self._source)
-        self.verbatim = verbatim(tree)
+        self.verbatim = self.content_format == "string" and verbatim(tree)
         if found := analyse(tree):
             turns, loop = found
             marked(tree, loop)

@@ -10,7 +10,7 @@ from array import array
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-import xxhash
+from xxhash import xxh3_128_digest
 
 from router.prompt.blocks import Chain, grow
 from router.prompt.cache import Bounded
@@ -114,8 +114,8 @@ class Row:
         self.sums: list[bytes] = []
         """The digest of the row up to the end of each piece."""
         for piece in pieces:
-            digest = xxhash.xxh3_128_digest(piece.encode() if isinstance(piece, str) else memoryview(piece).cast("B"))
-            base = xxhash.xxh3_128_digest(base + digest)
+            digest = xxh3_128_digest(piece.encode() if isinstance(piece, str) else memoryview(piece).cast("B"))
+            base = xxh3_128_digest(base + digest)
             self.digests.append(digest)
             self.sums.append(base)
 
@@ -213,7 +213,7 @@ class Row:
 
 def seed(*what: object) -> bytes:
     """Where rows begin that have nothing in common with those of other seeds."""
-    return xxhash.xxh3_128_digest(repr(what).encode("utf-8", "surrogatepass"))
+    return xxh3_128_digest(repr(what).encode("utf-8", "surrogatepass"))
 
 
 def _view(hasher: Links, block_size: int, extra: Extra) -> bytes:

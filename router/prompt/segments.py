@@ -13,6 +13,7 @@ MIN_PIECE = 64
 """Characters in a piece at the least: end-of-turn marks are kept with the turn's text, not by themselves."""
 
 _MOST_MARKS = 128
+_FEW_MARKS = 16  # so many are compared one by one
 
 
 class Cutter:
@@ -28,6 +29,7 @@ class Cutter:
         self.marks = tuple(marks)
         self.longest = max(map(len, self.marks), default=0)
         """Characters in the longest mark."""
+        self._few = self.marks if len(self.marks) <= _FEW_MARKS else ()
         self._first = _common_beginning(self.marks)[:1]
         longest_first = sorted(self.marks, key=len, reverse=True)
         rests = "|".join(re.escape(mark[len(self._first) :]) for mark in longest_first)
@@ -50,9 +52,11 @@ class Cutter:
 
     def _find(self, text: str, at: int) -> int:
         """The first mark at or behind `at`; -1 if there is none."""
-        # A single character is found many times as fast as an expression: most texts have none of it.
-        if self._first and (at := text.find(self._first, at)) < 0:
-            return -1
+        # A single character is found many times as fast as an expression: most texts have none of it but for marks.
+        if self._first:
+            at = text.find(self._first, at)
+            if at < 0 or (self._few and text.startswith(self._few, at)):
+                return at
         found = self._mark.search(text, at)
         return found.start() if found else -1
 

@@ -16,7 +16,7 @@ FRAMED = {
     name: source for name, source in (TEMPLATES | {"tiny": TINY}).items() if name not in ("parts", "old thoughts go")
 }
 
-text = st.text("ab <|>\n\u2003\ue0f3-0{}%\\1é", max_size=12)
+text = st.text("ab <|>\n\u2003\ue0f3-0{}%\\1é", max_size=12) | st.just("x-anthropic-billing-header: a\nb")
 chats = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool", "critic"]), text), max_size=10)
 
 
@@ -47,6 +47,7 @@ def test_a_frame_gives_what_the_template_gives(name: str, asked: list[tuple[list
         assert rendered(template, chat, begin) == right  # from the frame that the first one left
 
 
+@pytest.mark.interpreted
 def test_chats_of_the_same_roles_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in FRAMED:
         template = proven(FRAMED[name])
