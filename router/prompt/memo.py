@@ -70,6 +70,7 @@ class Row:
     """One prompt: what is known of its beginning (`base`, the digest of the pieces there), and its further pieces.
 
     `encode` makes token ids of texts, `tokenizer` tells its ids from others'; None where the pieces are units already.
+    `least`: ids of texts of fewer characters are not kept, but of the few that are no whole turn.
     `before` and `after`: what the engine puts around the text. `again` gives the row of the whole prompt, for when its
     beginning is forgotten.
     """
@@ -79,6 +80,7 @@ class Row:
         "_again",
         "_before",
         "_encode",
+        "_least",
         "_length",
         "_memo",
         "_tokenizer",
@@ -96,6 +98,7 @@ class Row:
         base: bytes,
         encode: Callable[[list[str]], list[array[int]]] | None = None,
         tokenizer: bytes = b"",
+        least: int = 0,
         before: array[int] | None = None,
         after: array[int] | None = None,
         again: Callable[[], Row] | None = None,
@@ -106,6 +109,7 @@ class Row:
         self.base = base
         self._encode = encode
         self._tokenizer = tokenizer
+        self._least = least
         self._before = before
         self._after = after
         self._again = again
@@ -196,7 +200,7 @@ class Row:
         units: list[Units] = []
         missing = []
         for i, digest in enumerate(digests):
-            ids = kept.get(self._tokenizer + digest)
+            ids = kept.get(self._tokenizer + digest) if self._keeps(pieces[i]) else None
             if ids is None:
                 missing.append(i)
                 ids = _NOTHING
@@ -206,9 +210,14 @@ class Row:
             entries = []
             for i, ids in zip(missing, fresh, strict=True):
                 units[i] = ids
-                entries.append((self._tokenizer + digests[i], ids, 80 + 4 * len(ids)))
-            kept.put_all(entries)
+                if self._keeps(pieces[i]):
+                    entries.append((self._tokenizer + digests[i], ids, 80 + 4 * len(ids)))
+            if entries:
+                kept.put_all(entries)
         return units
+
+    def _keeps(self, piece: str) -> bool:
+        return not MIN_PIECE <= len(piece) < self._least
 
 
 def seed(*what: object) -> bytes:

@@ -27,6 +27,9 @@ BYTES_PER_TOKEN = 4
 
 _TAIL = 64  # characters of a prompt, or of its last piece, that may still merge with the answer's first ones
 _MOST_TAILS = 64
+# A fast tokenizer is through with a shorter text as soon as its ids are found or kept, and most are never met again but
+# behind what they stood behind, where their blocks are known.
+_LEAST_KEPT = 1024
 
 
 class PromptError(Exception):
@@ -169,6 +172,7 @@ class Reader:
             base=base,
             encode=encode,
             tokenizer=self._seed,
+            least=_LEAST_KEPT if self.tokenizer.fast else 0,
             before=before,
             after=after,
             again=again,

@@ -72,6 +72,21 @@ def test_only_the_tail_of_a_body_is_read(template: str) -> None:
     assert keys == Counting(template).read(*LONG, *more)[1]
 
 
+def test_short_texts_are_not_kept_where_the_tokenizer_is_fast() -> None:
+    counting = Counting("chatml")
+    if not counting.tokenizer.fast:
+        pytest.skip("fastokens is not installed")
+    counting.read(said("system", "be brief " * 200), said("user", "ask " * 50))
+    assert len(counting.memo.ids) == 2  # the long one, and the mark that is behind every chat
+    counting.encoded.clear()
+    counting.read(said("system", "be long " * 200), said("user", "ask " * 50))
+    assert (len(counting.encoded), len(counting.memo.ids)) == (2, 3)
+    # Where its beginning is the same, its blocks are known.
+    counting.encoded.clear()
+    counting.read(said("system", "be long " * 200), said("user", "ask " * 50), said("assistant", "well " * 50))
+    assert not any("ask" in piece for piece in counting.encoded)
+
+
 def test_text_is_tokenized_once_wherever_it_stands() -> None:
     counting = Counting("counting")
     counting.read(*LONG)
