@@ -18,13 +18,21 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # What a request passes on its way. Not all of the router: what mypyc cannot compile, or what is not in a hurry, stays.
 HOT = (
     *("router/course.py", "router/divided.py", "router/evidence.py", "router/journey.py", "router/learning.py"),
-    *("router/leg.py", "router/reading.py", "router/series.py", "router/trail.py"),
+    *(
+        "router/leg.py",
+        "router/reading.py",
+        "router/resuming.py",
+        "router/series.py",
+        "router/telemetry.py",
+        "router/trail.py",
+    ),
     *("router/choose/cost.py", "router/choose/dispatch.py", "router/choose/policies.py", "router/choose/split.py"),
     *("router/fleet/breaker.py", "router/fleet/discovery.py", "router/fleet/ledger.py", "router/fleet/rates.py"),
     *("router/fleet/replica.py", "router/index/feedback.py", "router/index/gallop.py", "router/index/held.py"),
     *("router/index/known.py", "router/index/memory.py", "router/index/neighbour_index.py"),
     *("router/index/residency.py", "router/index/shared_index.py", "router/index/shared_known.py"),
-    *("router/prompt/blocks.py", "router/prompt/cache.py", "router/prompt/chat.py", "router/prompt/continuing.py"),
+    *("router/prompt/blocks.py", "router/prompt/bodies.py", "router/prompt/cache.py", "router/prompt/chat.py"),
+    *("router/prompt/continuing.py", "router/prompt/turns.py"),
     *(
         "router/prompt/frames.py",
         "router/prompt/hashing.py",
@@ -33,8 +41,9 @@ HOT = (
         "router/prompt/readers.py",
     ),
     *("router/prompt/request.py", "router/prompt/segments.py", "router/prompt/tokens.py"),
-    *("router/wire/alarms.py", "router/wire/attempts.py", "router/wire/errors.py", "router/wire/front.py"),
+    *("router/wire/alarms.py", "router/wire/attempts.py", "router/wire/errand.py", "router/wire/errors.py"),
     *(
+        "router/wire/front.py",
         "router/wire/gather.py",
         "router/wire/http.py",
         "router/wire/own.py",

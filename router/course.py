@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from router.fleet.replica import Replica, State
 from router.wire.attempts import Ending, Outcome, Patience
 from router.wire.http import Headers, Request
 
@@ -14,13 +13,14 @@ if TYPE_CHECKING:
 
     from router.divided import HandOver
     from router.evidence import Evidence
+    from router.fleet.replica import Replica
     from router.reading import Prompt
     from router.resuming import Resumption
     from router.wire.front import Front
 
 # What is answered with these is worth asking another replica: it is down, starting, overloaded or broken.
-TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
-_NOTHING_YET = Outcome(Ending.UNREACHED)
+TRY_ELSEWHERE: Final = frozenset({500, 502, 503, 504})
+_NOTHING_YET: Final = Outcome(Ending.UNREACHED)
 
 
 class Elsewhere(Protocol):
@@ -112,7 +112,7 @@ class Course:
         if self._last_try:
             return False
         others = self.elsewhere.candidates(self.prompt.ask.model, self.tried)
-        return any(replica.state is State.READY for replica in others)
+        return any(replica.ready for replica in others)
 
     def sound(self, replica: Replica) -> None:
         """An answer proves who is to blame for what failed before it: of a split request, on either side."""

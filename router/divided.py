@@ -17,7 +17,7 @@ import asyncio
 import logging
 import secrets
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -51,21 +51,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.divided")
 
 # So often another replica is asked to compute one request's prompt; what fails twice is computed where it is answered.
-MAX_HAND_OVERS = 2
+MAX_HAND_OVERS: Final = 2
 # Routes on which engines read kv_transfer_params (vLLM entrypoints/openai); what others ask for stays in one place.
-ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 # Of the lease, from the one's answer to the question to the other: later, a slow connection could lose the race.
-FRESH_SHARE = 0.5
+FRESH_SHARE: Final = 0.5
 # An answer to our own question to let blocks go. Nothing hangs on it: the lease frees them as well.
-RELEASE_SECONDS = 5.0
-REQUEST_ID = b"x-request-id"
+RELEASE_SECONDS: Final = 5.0
+REQUEST_ID: Final = b"x-request-id"
 # Members of a body that need its whole prompt computed where it is answered.
-UNDIVIDED = (b'"prompt_logprobs"', b'"echo"', b'"use_beam_search"')
+UNDIVIDED: Final = (b'"prompt_logprobs"', b'"echo"', b'"use_beam_search"')
 # What an engine refuses for its own reasons; it may be the hand-over that it does not like, so it is asked without.
-DISLIKED = frozenset({400, 404, 409, 422, 500, 502, 503, 504})
+DISLIKED: Final = frozenset({400, 404, 409, 422, 500, 502, 503, 504})
 
 # Reasons for which a prompt was computed in vain, by a replica that is well otherwise.
-DOUBTFUL = frozenset({"no_parameters", "kv_load"})
+DOUBTFUL: Final = frozenset({"no_parameters", "kv_load"})
 
 
 class FellBackError(Exception):
@@ -230,7 +230,7 @@ class HandOver:
             self.request.headers = given
             self.divided.dispatch.end(self.divided.clock(), prefill)
         if outcome.ending not in SHOWN:
-            fallbacks.labels("decode_lost" if outcome.ending is not Ending.REFUSED else "decode_refused").inc()
+            fallbacks.labels("decode_lost" if outcome.ending != Ending.REFUSED else "decode_refused").inc()
             # The other one did its part, and holds the prompt now: it may do so again, for another to answer.
             self._tried.pop()
         elif outcome.status == 200:
@@ -353,7 +353,7 @@ class _Legs:
         divided, prefill, prompt = self._divided, self._prefill, self._hand_over.prompt
         replica, now = prefill.replica, divided.clock()
         replica.heard_at = now
-        divided.telemetry.replica(replica.name).attempt(Ending.COMPLETE.value)
+        divided.telemetry.replica(replica.name).attempt(Ending.COMPLETE)
         divided.telemetry.prefill_seconds.labels(replica.name).observe(now - prefill.chosen_at)
         self._hand_over.evidence.ended(replica, Outcome(Ending.COMPLETE, 200))
         divided.dispatch.handed(now, self._split, visible=prompt.ask.stream)
@@ -379,7 +379,7 @@ class _Legs:
 
     def _failed(self, reason: str, outcome: Outcome, *, over: bool = False) -> FellBackError:
         replica = self._prefill.replica
-        self._divided.telemetry.replica(replica.name).attempt(outcome.ending.value)
+        self._divided.telemetry.replica(replica.name).attempt(outcome.ending)
         self._hand_over.evidence.ended(replica, outcome)
         self._withdraw()
         return FellBackError(reason, over=over)
@@ -428,12 +428,12 @@ class _Legs:
             raise
         if outcome.ending in SHOWN:
             free()
-            if outcome.ending is Ending.COMPLETE and outcome.status == 200:
+            if outcome.ending == Ending.COMPLETE and outcome.status == 200:
                 divided.telemetry.fetched_bytes.labels(decode.name).inc(self._split.size)
             return outcome
         if not attempt.sent:
             self._release(handed, free, gone=True)
-        if outcome.ending is not Ending.REFUSED or outcome.status in (502, 503, 504):
+        if outcome.ending != Ending.REFUSED or outcome.status in (502, 503, 504):
             return outcome
         if outcome.status in (200, 500):
             # The engine lives and the KV did not come: whoever was to send it is in doubt.

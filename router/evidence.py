@@ -8,7 +8,7 @@ could close every door of the fleet.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.wire.attempts import Ending, Outcome
 
@@ -22,7 +22,7 @@ log = logging.getLogger("warmroute.fleet")
 # After a failed connection, or a "busy", other replicas are preferred this long; the next probe settles it sooner.
 SHUN_SECONDS = 1.0
 # How an engine says that its queue is full, or that it is asleep: no failure, but no replica to prefer either.
-BUSY = 503
+BUSY: Final = 503
 
 
 class Evidence:
@@ -36,7 +36,7 @@ class Evidence:
         self._trials: list[Replica] | None = None
 
     def sent(self, replica: Replica) -> None:
-        if replica.breaker.begin(self._clock()):
+        if not replica.breaker.closed and replica.breaker.begin(self._clock()):
             self._trials = [*(self._trials or ()), replica]
 
     def sound(self, replica: Replica) -> None:
@@ -59,12 +59,12 @@ class Evidence:
             self._shun(replica, outcome.why)
         elif status == BUSY:
             self._shun(replica, None)
-        if ending in (Ending.BROKEN, Ending.CUT, Ending.SILENT) or (ending is Ending.UNREACHED and not outcome.begun):
-            self._blame(replica, outcome.why, trial=trial, unreachable=ending is Ending.UNREACHED)
+        if ending in (Ending.BROKEN, Ending.CUT, Ending.SILENT) or (ending == Ending.UNREACHED and not outcome.begun):
+            self._blame(replica, outcome.why, trial=trial, unreachable=ending == Ending.UNREACHED)
             return
-        if ending is Ending.UNREACHED or (status >= 500 and status != BUSY):
+        if ending == Ending.UNREACHED or (status >= 500 and status != BUSY):
             self._suspects = [*(self._suspects or ()), (replica, trial, outcome.why)]
-        elif ending is Ending.COMPLETE and status != BUSY:
+        elif ending == Ending.COMPLETE and status != BUSY:
             replica.breaker.answered()
         replica.breaker.end(trial=trial)
 

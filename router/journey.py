@@ -21,7 +21,7 @@ import logging
 import math
 import secrets
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from router.access import AccessLog, line
 from router.choose.explanation import Explanation
@@ -33,7 +33,6 @@ from router.learning import Learning
 from router.leg import Leg, asked_rank
 from router.prompt.continuing import UnfitError
 from router.prompt.request import Ask, without_hand_off
-from router.reading import READ_ASIDE_BYTES, Prompt, Reading
 from router.resuming import Resumption, resumable
 from router.trail import Trail
 from router.wire import errors
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from router.index.shared import Shared
     from router.index.shared_codec import Outside
     from router.prompt.blocks import Chain
-    from router.reading import Reading
+    from router.reading import Prompt, Reading
     from router.telemetry import Telemetry
     from router.tracing import Tracer
     from router.wire.attempts import Outcome
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.journey")
 
 # Of a request with many prompts so many are looked up in the shared index; the others by what is known here.
-MAX_ASKED = 16
+MAX_ASKED: Final = 16
 
 
 def split_decider(handoff: HandOffSettings) -> SplitDecider:
@@ -165,14 +164,22 @@ class Journey:
     async def _serve(self, request: Request, client: Front, trail: Trail) -> tuple[str, int]:
         """How it ended, and the status that the client was told."""
         begun = perf_counter()
-        course = await self._begin(request, client)
-        if course is None:
+        body = self._prepared(request)
+        prompt: Prompt | None = None
+        if not self._fleet.serves:
             return self._refuse(
                 client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
             )
-        trail.model, trail.stream, trail.tried = course.prompt.ask.model, course.prompt.ask.stream, course.tried
-        while course.given < course.rules.max_attempts and self._clock() < course.deadline:
-            leg = await self._next(course)
+        if (ask := self._asked(request)) is not None:
+            prompt = self._reading.prompt(ask, request.path, len(body))
+        else:
+            prompt, body = await self._read_aside(request)
+        course = self._course(request, client, prompt, body)
+        trail.model, trail.stream, trail.tried = prompt.ask.model, prompt.ask.stream, course.tried
+        del prompt, body, ask  # an open stream is not to hold them beyond their use
+        while True:
+            outside = await self._others(course) if self._shared is not None else None
+            leg = self._next(course, outside)
             if leg is None:
                 break
             trail.legs.append(leg)
@@ -180,31 +187,37 @@ class Journey:
                 self._telemetry.decision.observe(perf_counter() - begun)
             if (told := await self._send(course, leg)) is not None:
                 return told
+            if course.given >= course.rules.max_attempts or self._clock() >= course.deadline:
+                break
         return self._give_up(course)
 
-    async def _begin(self, request: Request, client: Front) -> Course | None:
-        """Read the request; None where no replica could answer any. Apart from `_serve`, as `_next` is, so that open
-        streams hold none of what this takes."""
-        rules = self.rules
+    def _prepared(self, request: Request) -> bytes:
+        """Give the request what it carries beside the client's own headers. Returns its body."""
         if not request.id:
             request.id = b"%s%016x" % (self._ids, next(self._numbers))
             request.headers = [*request.headers, (b"X-Request-Id", request.id)]
-        if rules.replica_headers:
-            request.headers = [*request.headers, *rules.replica_headers]
-        body = request.body
-        ask, size = Ask(), 0
-        if request.method == b"POST":
-            ask, size = await self._reading.ask(request.path, body)
-            if ask.hand_off:
-                # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
-                body = await self._reading.aside(len(body), lambda: without_hand_off(request.body))
-        if not self._fleet.serves:
-            return None
-        if size <= READ_ASIDE_BYTES:
-            prompt = self._reading.prompt(ask, request.path, len(body))
-        else:
-            prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, request.path, len(body)))
-        rank = asked_rank(request)
+        if self.rules.replica_headers:
+            request.headers = [*request.headers, *self.rules.replica_headers]
+        return request.body
+
+    def _asked(self, request: Request) -> Ask | None:
+        """What it asks for; None where that takes long enough to be read aside."""
+        if request.method != b"POST":
+            return Ask()
+        ask = self._reading.at_once(request.path, request.body)
+        return None if ask is None or ask.hand_off else ask
+
+    async def _read_aside(self, request: Request) -> tuple[Prompt, bytes]:
+        """The prompt of a long request, and its body as it may go on to a replica."""
+        body, path = request.body, request.path
+        ask, size = await self._reading.ask(path, body)
+        if ask.hand_off:
+            # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
+            body = await self._reading.aside(len(body), lambda: without_hand_off(request.body))
+        return await self._reading.aside(size, lambda: self._reading.prompt(ask, path, len(body))), body
+
+    def _course(self, request: Request, client: Front, prompt: Prompt, body: bytes) -> Course:
+        rules, rank = self.rules, asked_rank(request)
         return Course(
             request,
             client,
@@ -218,13 +231,14 @@ class Journey:
             hand_over=self.divided.offer(request, prompt, body, rank) if self._fleet.divided else None,
         )
 
-    async def _next(self, course: Course) -> Leg | None:
+    async def _others(self, course: Course) -> Outside | None:
+        """What other routers know of its prompt."""
+        asked = [*self.candidates(course.prompt.ask.model, course.tried), *_computing(course.hand_over)]
+        return await self._outside(course.prompt, asked)
+
+    def _next(self, course: Course, outside: Outside | None) -> Leg | None:
         """Choose where it goes next, and book it there; None where there is nowhere left."""
-        model, outside = course.prompt.ask.model, None
-        if self._shared is not None:
-            asked = [*self.candidates(model, course.tried), *_computing(course.hand_over)]
-            outside = await self._outside(course.prompt, asked)
-        replicas = self.candidates(model, course.tried)
+        replicas = self.candidates(course.prompt.ask.model, course.tried)
         if not replicas:
             return None
         leg = self._choose(course.prompt, replicas, _computing(course.hand_over), course.rank, outside)
@@ -235,12 +249,12 @@ class Journey:
         """Say why no replica has answered."""
         client, last, tried = course.client, course.last, course.tried
         if course.resumption is not None:
-            return self._not_resumed(course, "no other replica" if last.ending is Ending.CUT else "others failed")
-        if last.ending is Ending.EXHAUSTED:
+            return self._not_resumed(course, "no other replica" if last.ending == Ending.CUT else "others failed")
+        if last.ending == Ending.EXHAUSTED:
             return self._refuse(client, errors.no_connection_left())
         if not tried:
             return self._refuse(client, self._none(course.prompt.ask.model))
-        if last.ending is Ending.SILENT:
+        if last.ending == Ending.SILENT:
             return self._refuse(client, errors.first_byte_timeout(tried[-1], course.rules.patience.first_byte))
         return self._refuse(client, errors.unreachable(tried, last.why))
 
@@ -273,14 +287,14 @@ class Journey:
             self._dispatch.end(self._clock(), leg.placement)
             self._load_changed()
         course.last = last
-        course.given += last.ending is not Ending.UNREACHED or last.begun
+        course.given += last.ending != Ending.UNREACHED or last.begun
         evidence.ended(replica, last)
-        self._telemetry.replica(replica.name).attempt(last.ending.value)
-        if last.ending is Ending.CUT:
+        self._telemetry.replica(replica.name).attempt(last.ending)
+        if last.ending == Ending.CUT:
             log.debug("%s broke off an answer: %s", replica.name, last.why)
             return await self._cut(course, leg, attempt)
         if last.ending in (Ending.COMPLETE, Ending.BROKEN, Ending.STALLED):
-            if last.ending is not Ending.COMPLETE:
+            if last.ending != Ending.COMPLETE:
                 log.debug("%s broke off an answer: %s", replica.name, last.why)
             elif last.status is not None and last.status < 300:
                 self._learning.answered(leg)
@@ -288,10 +302,10 @@ class Journey:
                     self._telemetry.resumed.inc()
             else:
                 self._dispatch.withdraw(self._clock(), leg.placement)
-            return last.ending.value, last.status or 0
+            return last.ending, last.status or 0
         self._dispatch.withdraw(self._clock(), leg.placement)
         # A 500, or a connection lost over it, may be this very request's doing: one more try, no tour of the fleet.
-        if last.ending is Ending.EXHAUSTED or (last.begun and course.doubtful):
+        if last.ending == Ending.EXHAUSTED or (last.begun and course.doubtful):
             course.deadline = -math.inf
         course.doubtful = course.doubtful or last.begun
         return None
@@ -328,7 +342,7 @@ class Journey:
                 if course.prompt.ask.include_usage:
                     raise UnfitError("usage is missing")
                 attempt.conclude()
-                return Ending.COMPLETE.value, 200
+                return Ending.COMPLETE, 200
             body = await self._reading.aside(resumption.size, lambda: resumption.body(reader))
         except UnfitError as error:
             return self._not_resumed(course, str(error))
@@ -348,7 +362,7 @@ class Journey:
         assert course.resumption.broken is not None
         self._telemetry.unresumed.labels(why).inc()
         course.resumption.broken.tell(course.last.why)
-        return Ending.BROKEN.value, 200
+        return Ending.BROKEN, 200
 
     @staticmethod
     def _refuse(client: Front, refusal: Refusal) -> tuple[str, int]:
@@ -483,7 +497,6 @@ class Journey:
             prompt,
             placement,
             self._first_token,
-            self._clock,
             show_choice=self.rules.show_choice,
             rank_given=rank is not None,
             split=split,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Opening, Said, Verdict, Watch
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from router.wire.attempts import Attempt
     from router.wire.http import Head, Headers, Request
 
-REQUEST_ID = b"x-request-id"
-RANK_HEADER = b"X-data-parallel-rank"
+REQUEST_ID: Final = b"x-request-id"
+RANK_HEADER: Final = b"X-data-parallel-rank"
 
 
 def asked_rank(request: Request) -> int | None:
@@ -45,7 +45,6 @@ class Leg:
     __slots__ = (
         "_answer",
         "_begun",
-        "_clock",
         "_first_token",
         "_opening",
         "_piece_at",
@@ -69,7 +68,6 @@ class Leg:
         prompt: Prompt,
         placement: Placement,
         first_token: Callable[[Leg], None],
-        clock: Callable[[], float],
         *,
         show_choice: bool,
         rank_given: bool,
@@ -100,7 +98,6 @@ class Leg:
         self._answer: Answer | None = None
         self._begun: FirstEvent | None = None  # of a stream, until it has
         self._opening = Opening() if split is not None else None
-        self._clock = clock
 
     def added(self) -> Headers | None:
         """Headers for the replica: the rank that was chosen, unless the client itself named one."""
@@ -119,9 +116,9 @@ class Leg:
     def whole(self) -> bool:
         return not self.tells_its_end or not isinstance(self._watch, EventWatch) or self._watch.whole
 
-    def answering(self, head: Head) -> Headers:
+    def answering(self, head: Head, now: float) -> Headers:
         replica = self.placement.replica
-        replica.heard_at = self._clock()
+        replica.heard_at = now
         if head.status < 500 and self.way is not None:
             self.way.sound(replica)
         stream = head.kind.startswith(b"text/event-stream")
@@ -162,8 +159,8 @@ class Leg:
             self._first_token(self)
         return verdict
 
-    def feed(self, piece: bytes) -> None:
-        now = self.placement.replica.heard_at = self._clock()
+    def feed(self, piece: bytes, now: float) -> None:
+        self.placement.replica.heard_at = now
         if self.pace is not None:
             self.pace.observe(now - self._piece_at)
         elif self._begun is not None and self._begun.by(piece):

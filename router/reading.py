@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from router.prompt.blocks import NO_EXTRA, Chain, Extra
 from router.prompt.hashing import Hashing
 from router.prompt.reader import PromptError, Reader
-from router.prompt.request import Ask, prompted, read
+from router.prompt.request import Ask, Beginning, prompted, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,17 +27,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.reading")
 
 # What is new in a body, above this, is read in a thread: 100,000 new tokens take as long as hundreds of stream chunks.
-READ_ASIDE_BYTES = 32 * 1024
+READ_ASIDE_BYTES: Final = 32 * 1024
 # Answers are taken to be this long where the request sets no bound.
-USUAL_ANSWER_TOKENS = 256
+USUAL_ANSWER_TOKENS: Final = 256
 # More answers than this to one prompt are an engine's to refuse; they are not to distort the books meanwhile.
-MAX_N = 128
+MAX_N: Final = 128
 # Routes that generate text though their prompts are not read; of what others do, only the body's size is known.
-GENERATING = ("/responses", "/messages", "/generate")
-USUAL_PROMPT_TOKENS = 4096
+GENERATING: Final = ("/responses", "/messages", "/generate")
+USUAL_PROMPT_TOKENS: Final = 4096
 # What a prompt that could not be read is taken to weigh, in bytes of body per token.
-BODY_BYTES_PER_TOKEN = 4
-_NO_ROWS: list[Row] = []
+BODY_BYTES_PER_TOKEN: Final = 4
+# So many tokens are taken to fit any model.
+ANY_MODELS_TOKENS: Final = 512
+_NO_ROWS: Final[list[Row]] = []
 T = TypeVar("T")
 
 
@@ -106,13 +108,15 @@ class Reading:
         """End the threads that read long prompts."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def at_once(self, path: str, body: bytes) -> Ask | None:
+        """What a request asks for, if little enough of it is new to be read at once."""
+        beginning = self._readers.beginning(path, body)
+        return read(path, body, beginning) if _new_bytes(body, beginning) <= READ_ASIDE_BYTES else None
+
     async def ask(self, path: str, body: bytes) -> tuple[Ask, int]:
         """What a request asks for, and how many bytes of its body are new."""
         beginning = self._readers.beginning(path, body)
-        known = beginning.known if beginning is not None else None
-        size = len(body) - (known.end if known is not None else 0)
-        if size <= READ_ASIDE_BYTES:
-            return read(path, body, beginning), size
+        size = _new_bytes(body, beginning)
         return await self.aside(size, lambda: read(path, body, beginning)), size
 
     def prompt(self, ask: Ask, path: str, body_bytes: int) -> Prompt:
@@ -147,7 +151,8 @@ class Reading:
     def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> Prompt:
         prompt.unread = why
         prompt.prompts, prompt.views = [], []
-        prompt.tokens = [min(body_bytes // BODY_BYTES_PER_TOKEN, self._longest(prompt.ask.model))]
+        tokens = body_bytes // BODY_BYTES_PER_TOKEN
+        prompt.tokens = [tokens if tokens <= ANY_MODELS_TOKENS else min(tokens, self._longest(prompt.ask.model))]
         return prompt
 
     def _longest(self, model: str | None) -> int:
@@ -212,3 +217,9 @@ class Reading:
         if card is not None and card.parent is not None:
             return Extra(lora_name=card.id, lora_path=card.root, cache_salt=ask.cache_salt)
         return Extra(cache_salt=ask.cache_salt) if ask.cache_salt else NO_EXTRA
+
+
+def _new_bytes(body: bytes, beginning: Beginning | None) -> int:
+    """How much of a body no earlier one began with."""
+    known = beginning.known if beginning is not None else None
+    return len(body) - (known.end if known is not None else 0)

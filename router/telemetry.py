@@ -2,80 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import generate_latest
 
-from router.series import Count, Times
+from router.families import Counts, Gauges, Histograms, Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from prometheus_client.core import Metric
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+    from router.series import Count
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 # Up to an hour: a long context in a long queue is slow, and a histogram that ends at 10 s hides just that.
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 # Between two tokens: milliseconds while all is well, and then as the others.
-PACE_SECONDS = (0.001, 0.0025, 0.005, *SECONDS[:1], 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, *SECONDS[5:])
-DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
-
-
-S = TypeVar("S", Count, Times)
-
-
-class _Family(Collector, Generic[S]):
-    """All series of one name, by their labels' values."""
-
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str], make: Callable[[], S]
-    ) -> None:
-        self._name = name
-        self._text = text
-        self._labels = labels
-        self._make: Callable[[], S] = make
-        self._series: dict[tuple[str, ...], S] = {}
-        registry.register(self)
-
-    def labels(self, *values: str) -> S:
-        series = self._series.get(values)
-        if series is None:
-            series = self._series[values] = self._make()
-        return series
-
-    def forget(self, label: str, value: str) -> None:
-        """Drop all series that have this value."""
-        if label in self._labels:
-            place = self._labels.index(label)
-            for values in [values for values in self._series if values[place] == value]:
-                del self._series[values]
-
-
-class Counts(_Family[Count]):
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
-        super().__init__(registry, name, text, labels, Count)
-
-    def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for values, series in self._series.items():
-            family.add_metric(values, series.value)
-        yield family
-
-
-class Histograms(_Family[Times]):
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
-    ) -> None:
-        super().__init__(registry, name, text, labels, lambda: Times(bounds))
-
-    def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, series in self._series.items():
-            family.add_metric(values, series.buckets(), series.total)
-        yield family
+PACE_SECONDS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    *SECONDS[:1],
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.25,
+    *SECONDS[5:],
+)
+DECISION_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 
 
 class ReplicaCounters:
@@ -104,7 +64,7 @@ class Telemetry:
     """Counters and histograms that the journey feeds, and gauges read from the live state when asked."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = Registry()
         self._replicas: dict[str, ReplicaCounters] = {}
         self._requests: dict[tuple[str, int], Count] = {}
         self.requests = Counts(
@@ -244,9 +204,7 @@ class Telemetry:
     def forget(self, name: str) -> None:
         """A replica has left: its series go."""
         self._replicas.pop(name)
-        for family in vars(self).values():
-            if isinstance(family, _Family):
-                family.forget("replica", name)
+        self.registry.forget("replica", name)
 
     def request(self, ending: str, status: int) -> None:
         """Count a request. `status`: what the client was told, 0 where it was told none."""
@@ -258,12 +216,7 @@ class Telemetry:
 
     def gauges(self, read: Callable[[], Iterable[Metric]]) -> None:
         """Register gauges that are computed whenever someone asks: a replica that is gone leaves no series behind."""
-
-        class Live(Collector):
-            def collect(self) -> Iterable[Metric]:
-                return read()
-
-        self.registry.register(Live())
+        Gauges(self.registry, read)
 
     def page(self) -> bytes:
         """The page for Prometheus."""

@@ -13,7 +13,7 @@ this one was given lately, up to a bound, so that a popular prefix spreads as fa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 # Chunked prefill shares the engine's steps with decoding: a fixed overhead, and a part for each decoding request.
 # (The best of a grid in simulation over Mooncake's traces, 8 to 16 replicas.)
-OVERHEAD = 0.2
-PER_DECODE = 0.05
+OVERHEAD: Final = 0.2
+PER_DECODE: Final = 0.05
 # A decoded token keeps an engine about as busy as this many prefilled ones do, in a well-filled batch.
-DECODE_WEIGHT = 5
+DECODE_WEIGHT: Final = 5
 # Evenness is worth the prefill of this many tokens at the most: warmth beyond that is followed however uneven it gets.
 # (In simulation: 4 replicas stay within 1.25 of the mean on chats that share a 4,000-character system prompt; without
 # the bound, evenness costs 3-7 % of the hits on Mooncake's traces and up to 5 % end to end; with it, nothing.)
-PLACEMENT_TOKENS = 4000
+PLACEMENT_TOKENS: Final = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class End:
     """How long what comes at any one moment waits for the one under way, if there is one; on average."""
 
 
-NO_END = End()
+NO_END: Final = End()
 
 
 class Candidate:

@@ -321,8 +321,8 @@ class Dispatch:
         nothing = (0,) * len(tokens)
         found = []
         guess = 0
-        for replica, chains in zip(replicas, blocks, strict=True):
-            candidate = self._candidate(now, replica, chains, nothing, rank, outside, guess)
+        for place, replica in enumerate(replicas):
+            candidate = self._candidate(now, replica, blocks[place], nothing, rank, outside, guess)
             if candidate.hit:
                 guess = candidate.cached[0] // replica.block_size  # others often hold the same
             self._add_others(now, candidate, replica, tokens, outside)
@@ -444,7 +444,7 @@ class Dispatch:
     def left(self, now: float, placement: Placement) -> None:
         """The client left. Before its prefill's turn is over the engine has not computed the prompt, and never will."""
         stage = placement.booking.stage
-        if stage is Stage.ELSEWHERE or (stage is Stage.PREFILL and now < placement.due):
+        if stage == Stage.ELSEWHERE or (stage == Stage.PREFILL and now < placement.due):
             self.withdraw(now, placement)
 
     def withdraw(self, now: float, placement: Placement) -> None:

@@ -41,21 +41,26 @@ class Cost:
     tie_band_ms: float
 
     def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
-        totals = [price.total_ms for price in prices]
-        bound = min(totals) + self.tie_band_ms
-        tied = [i for i, total in enumerate(totals) if total <= bound]
+        bound = min([price.total_ms for price in prices]) + self.tie_band_ms
+        chosen = -1
+        for place, price in enumerate(prices):
+            if price.total_ms <= bound and (chosen < 0 or _before(candidates[place], candidates[chosen], branch)):
+                chosen = place
         if branch:
-            chosen = (
-                tied[0] if len(tied) == 1 else min(tied, key=lambda i: (candidates[i].routed, candidates[i].in_flight))
-            )
             return chosen, "least cost for a new branch"
-        chosen = (
-            tied[0]
-            if len(tied) == 1
-            else max(tied, key=lambda i: (candidates[i].hit, candidates[i].continues, -candidates[i].routed))
-        )
         warmest = max([candidate.hit for candidate in candidates])
         return chosen, "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
+
+
+def _before(one: Candidate, other: Candidate, branch: bool) -> bool:
+    """Whether the one is to be preferred, of two that cost the same."""
+    if branch:
+        return one.routed < other.routed or (one.routed == other.routed and one.in_flight < other.in_flight)
+    if one.hit != other.hit:
+        return one.hit > other.hit
+    if one.continues != other.continues:
+        return one.continues
+    return one.routed < other.routed
 
 
 @dataclass(slots=True)

@@ -9,13 +9,14 @@ the pause. Only what is a replica's own doing counts: no client's error, no clie
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 # One failure is chance and costs a client nothing, since another replica is asked; five without an answer in between
 # are a pattern.
-FAILURES_TO_OPEN = 5
+FAILURES_TO_OPEN: Final = 5
 # A process that was restarted by its supervisor needs some seconds; one that stays broken is asked twice a minute.
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
+FIRST_PAUSE_SECONDS: Final = 1.0
+LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 class Condition(Enum):
@@ -42,6 +43,11 @@ class Breaker:
     def failures(self) -> int:
         """Failures in a row."""
         return self._failures
+
+    @property
+    def closed(self) -> bool:
+        """Whether all is well."""
+        return self._until is None
 
     def state(self, now: float) -> Condition:
         if self._until is None:

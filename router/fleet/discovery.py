@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.config import parse_url
 from router.fleet.replica import Replica, Role, State
@@ -62,12 +62,12 @@ class Fleet:
         return self._replicas[name]
 
     def ready(self) -> list[Replica]:
-        return [replica for replica in self if replica.state is State.READY]
+        return [replica for replica in self if replica.ready]
 
     @property
     def serves(self) -> bool:
         """Whether there is a replica that may be given requests."""
-        return any(replica.state in (State.READY, State.SILENT) for replica in self._replicas.values())
+        return any(replica.usable for replica in self._replicas.values())
 
     def able(self, model: str | None) -> list[Replica]:
         """Ready replicas for a model, to answer its requests. One that no replica ever named goes to any: the engine
@@ -76,7 +76,7 @@ class Fleet:
         able = [
             replica
             for replica in self._replicas.values()
-            if replica.state is State.READY and (model is None or model in replica.models)
+            if replica.ready and (model is None or model in replica.models)
         ]
         if self.divided:
             # One that only prefills could answer too, but its batches are to stay free of that while another can.
@@ -151,7 +151,7 @@ def members(
     return found
 
 
-_ROLES = (Role.PREFILL, Role.DECODE)
+_ROLES: Final = (Role.PREFILL, Role.DECODE)
 
 
 def _told(replica: Replica) -> str:

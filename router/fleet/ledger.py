@@ -8,22 +8,22 @@ costs 23-63 % of mean TTFT. No clock here: `now` is in seconds, of any monotonic
 from __future__ import annotations
 
 import math
-from enum import Enum
+from typing import Final
 
 # Placement looks at the work routed lately; a minute is a few turns of a conversation.
-ROUTED_WINDOW_SECONDS = 60.0
+ROUTED_WINDOW_SECONDS: Final = 60.0
 # Sooner after the first request nothing is said of how many there are a second.
-LEAST_SEEN_SECONDS = 10.0
+LEAST_SEEN_SECONDS: Final = 10.0
 
 
-class Stage(Enum):
+class Stage:
     """Where a booked request is. Only forwards."""
 
-    ELSEWHERE = 0
+    ELSEWHERE: Final = 0
     """Another replica computes its prompt; here it only will be decoded."""
-    PREFILL = 1
-    DECODE = 2
-    CLOSED = 3
+    PREFILL: Final = 1
+    DECODE: Final = 2
+    CLOSED: Final = 3
 
 
 class Booking:
@@ -44,7 +44,7 @@ class Booking:
         visible: bool,
         work: float = 0.0,
         sequences: int = 1,
-        stage: Stage = Stage.PREFILL,
+        stage: int = Stage.PREFILL,
         fetches: float = 0.0,
     ) -> None:
         self.load = load
@@ -57,9 +57,9 @@ class Booking:
         self.fetches = fetches
 
     def first_token(self, now: float) -> None:
-        if self.stage is Stage.PREFILL:
+        if self.stage == Stage.PREFILL:
             self.load.leave_prefill(self, now)
-        elif self.stage is Stage.ELSEWHERE:
+        elif self.stage == Stage.ELSEWHERE:
             self.load.arrived(self)
         else:
             return
@@ -68,11 +68,11 @@ class Booking:
 
     def close(self, now: float) -> None:
         """The request is over. Safe to call twice; counts once."""
-        if self.stage is Stage.PREFILL:
+        if self.stage == Stage.PREFILL:
             self.load.leave_prefill(self, now)
-        elif self.stage is Stage.DECODE:
+        elif self.stage == Stage.DECODE:
             self.load.decoding -= self.sequences
-        elif self.stage is Stage.ELSEWHERE:
+        elif self.stage == Stage.ELSEWHERE:
             self.load.arrived(self)
         else:
             return

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Attention costs as much as everything else at about this many tokens of context (dense models of 8B to 70B).
-ATTENTION_EVEN_TOKENS = 65_536
+ATTENTION_EVEN_TOKENS: Final = 65_536
 # Estimates that are too fast let queues build up unseen; too slow ones cost next to nothing. So: fast to believe in
 # slowness, slow to believe in speed, and always this much on the slow side.
-MARGIN = 1.25
-GAIN_SLOWER = 0.1
-GAIN_FASTER = 0.03
+MARGIN: Final = 1.25
+GAIN_SLOWER: Final = 0.1
+GAIN_FASTER: Final = 0.03
 # Small prefills measure the network and the engine's step, not its rate.
-MIN_SAMPLE_TOKENS = 256
-SLOWNESS_GAIN = 0.02
+MIN_SAMPLE_TOKENS: Final = 256
+SLOWNESS_GAIN: Final = 0.02
 # What is likely is a line through the samples: each is forgotten over the next hundred or so, and a few that were never
 # measured say what a first token takes beside its prefill, the engine's step under way.
-FIT_KEPT = 0.99
-STEP_MS = 20.0
-STEP_SAMPLES = 5.0
+FIT_KEPT: Final = 0.99
+STEP_MS: Final = 20.0
+STEP_SAMPLES: Final = 5.0
 # What is on the slow side is believed to be so by this much at the most.
-LEAST_LIKELY = 0.25
-SLOWNESS_BOUNDS = (0.4, 3.0)
+LEAST_LIKELY: Final = 0.25
+SLOWNESS_BOUNDS: Final = (0.4, 3.0)
 
 
 class Rates:

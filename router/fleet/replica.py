@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.fleet.breaker import Breaker
 from router.fleet.ledger import Load
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from router.prompt.hashing import Hashing
 
 # Scraped load older than this says nothing any more.
-STALE_SECONDS = 5.0
-DEFAULT_BLOCK_SIZE = 16
-UNTOLD = CacheConfig()
-UNSCRAPED = Metrics()
-DEFAULT_ALGORITHM = "sha256"
-NO_STRANGERS = ((0, 0), (0, 0))
+STALE_SECONDS: Final = 5.0
+DEFAULT_BLOCK_SIZE: Final = 16
+UNTOLD: Final = CacheConfig()
+UNSCRAPED: Final = Metrics()
+DEFAULT_ALGORITHM: Final = "sha256"
+NO_STRANGERS: Final = ((0, 0), (0, 0))
 """The last two readings of what others have at a replica: running, waiting."""
 
 
@@ -57,7 +57,9 @@ class Replica:
     """`name` is host:port, unique in the fleet."""
 
     __slots__ = (
+        "_has_strangers",
         "_metrics",
+        "_state",
         "_strangers",
         "address",
         "algorithm",
@@ -72,11 +74,12 @@ class Replica:
         "load",
         "models",
         "name",
+        "ready",
         "role",
         "scraped_at",
         "shunned_until",
-        "state",
         "told",
+        "usable",
         "why",
     )
 
@@ -112,7 +115,20 @@ class Replica:
         self.elsewhere = 0
         """Requests that other routers have there, as these tell."""
         self._strangers: tuple[tuple[int, int], tuple[int, int]] = NO_STRANGERS
+        self._has_strangers = False
         self.metrics = metrics
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        # Asked for with every request, of every replica.
+        self._state = state
+        self.ready: bool = state is State.READY
+        self.usable: bool = self.ready or state is State.SILENT
+        """It may be given requests, if there is nothing better."""
 
     @property
     def metrics(self) -> Metrics:
@@ -157,12 +173,12 @@ class Replica:
         # The engine's gauges are a step old and its end of a request comes before ours: what is seen once may be one
         # of our own. What is seen twice is somebody else's.
         seen = (self._strangers[1], (surplus - strangers_waiting, strangers_waiting))
-        self._strangers = NO_STRANGERS if seen == NO_STRANGERS else seen
+        self._strangers, self._has_strangers = seen, seen != NO_STRANGERS
 
     def strangers(self, now: float) -> tuple[int, int]:
         """Requests (running, waiting) at the engine that no router we hear of sent; zeros where its metrics are stale
         or missing."""
-        if self._strangers is NO_STRANGERS or self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
+        if not self._has_strangers or self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
             return 0, 0
         (running, waiting), (running_too, waiting_too) = self._strangers
         return min(running, running_too), min(waiting, waiting_too)
@@ -172,4 +188,4 @@ class Replica:
         self.epoch += 1
         self.load = Load()
         self.breaker = Breaker()
-        self._strangers = NO_STRANGERS
+        self._strangers, self._has_strangers = NO_STRANGERS, False

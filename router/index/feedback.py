@@ -8,20 +8,21 @@ predictions stay wrong is routed by guesswork, green as it looks: that must be s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 # Judge a replica once this many answers have been compared; then each counts for a twentieth.
-ENOUGH = 20
-GAIN = 0.05
+ENOUGH: Final = 20
+GAIN: Final = 0.05
 # The mean error, as a share of the prompt, from which routing counts as degraded, and below which it no longer does.
-DEGRADED_ERROR = 0.10
-HEALED_ERROR = 0.05
+DEGRADED_ERROR: Final = 0.10
+HEALED_ERROR: Final = 0.05
 # The engine's counters are compared over stretches of at least this many prompt tokens: requests under way when a
 # stretch begins or ends are counted on one side only.
-STRETCH_TOKENS = 50_000
+STRETCH_TOKENS: Final = 50_000
 # A prediction that was too high was evicted: the pool holds less for us than it claims. Shrink quickly, grow slowly.
-SHRINK = 0.98
-GROW = 1.0005
-LEAST_SHARE = 0.25
+SHRINK: Final = 0.98
+GROW: Final = 1.0005
+LEAST_SHARE: Final = 0.25
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ deeper than it is. A group of larger blocks names each by the hash of its last s
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.index.gone import Gone
 from router.index.held import Held
@@ -26,10 +26,10 @@ from router.index.soon import Soon, present_until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DEVICE = "GPU"
+DEVICE: Final = "GPU"
 """The medium of an engine's own pool; vLLM says so on every platform."""
 
-FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "full_attention_mla"})
+FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "full_attention_mla"})
 """Kinds of groups that need every block of a prefix. Engines that name no kind have one group."""
 
 

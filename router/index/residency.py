@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-OPEN = 0
+OPEN: Final = 0
 """The last whole block of a prompt that is not answered yet."""
-ENDED = 1
+ENDED: Final = 1
 """A block of one request's answer, from which none went on."""
-SHARED = 2
+SHARED: Final = 2
 """Requests went on from here, or several ended here."""
 
-_UNNAMED = 3  # blocks of no known name: they take room and are never found
+_UNNAMED: Final = 3  # blocks of no known name: they take room and are never found
 
-_WIDTH = 8  # bytes of a key
+_WIDTH: Final = 8  # bytes of a key
 # A path of more runs than this is made one again. Runs come apart one at a time, so that this is paid for seldom.
 _MOST_RUNS = 32
 

@@ -14,7 +14,7 @@ import struct
 import sys
 from array import array
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import xxhash
 
@@ -23,24 +23,24 @@ from router.prompt.others import give_way
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+ALGORITHMS: Final = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 """The choices of `--prefix-caching-hash-algo`, as `vllm:cache_config_info` spells them."""
 
-DEFAULT_SEED = "vllm-none-hash"
+DEFAULT_SEED: Final = "vllm-none-hash"
 """What vLLM >= 0.29 seeds sha256 and sha256_cbor with where PYTHONHASHSEED is unset. An xxhash engine then draws a
 random seed: its hashes can't be reproduced unless PYTHONHASHSEED is set there."""
 
-_PICKLE_PROTOCOL = 5  # pickle.HIGHEST_PROTOCOL of CPython 3.8 to 3.14, which is what vLLM asks for
+_PICKLE_PROTOCOL: Final = 5  # pickle.HIGHEST_PROTOCOL of CPython 3.8 to 3.14, which is what vLLM asks for
 
 # Of a pickle of (parent, block, None) what stands behind the parent, and behind the block.
 _BEHIND_PARENT, _BEHIND_BLOCK = b"\x94", b"N\x87\x94."
 # Other threads wait for each of these, and beyond 64 KiB pickles are framed anew. A block takes five bytes for each id
 # of a vocabulary, up to eleven for any of 64 bits that an engine may tell of, and less than 20 beside.
-_AT_ONCE_BYTES = 16_000
+_AT_ONCE_BYTES: Final = 16_000
 _ID_BYTES, _MOST_ID_BYTES, _BESIDE_BYTES = 5, 11, 20
 # Stands between blocks that are pickled together. A float is written in full each time, and no client can know it.
-_BETWEEN = secrets.randbits(52) + 0.5
-_WRITTEN_BETWEEN = pickle.dumps(_BETWEEN, _PICKLE_PROTOCOL)[-10:-1]
+_BETWEEN: Final = secrets.randbits(52) + 0.5
+_WRITTEN_BETWEEN: Final = pickle.dumps(_BETWEEN, _PICKLE_PROTOCOL)[-10:-1]
 
 
 class Extra:
@@ -98,7 +98,7 @@ class Extra:
         return tuple(keys) or None
 
 
-NO_EXTRA = Extra()
+NO_EXTRA: Final = Extra()
 
 
 class Chain:
@@ -361,7 +361,7 @@ def _low_64_bits(digests: list[bytes]) -> list[int]:
 
 
 # A copy takes two thirds of the time of a new one, which looks for the algorithm each time.
-_SHA256 = hashlib.sha256()
+_SHA256: Final = hashlib.sha256()
 
 
 def _sha256(data: bytes) -> bytes:
@@ -419,4 +419,4 @@ class _EncodedInts(dict[int, bytes]):
         return encoded
 
 
-_ENCODED_INT = _EncodedInts()
+_ENCODED_INT: Final = _EncodedInts()

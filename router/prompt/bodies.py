@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
@@ -19,18 +19,18 @@ from router.prompt.turns import stand_in
 if TYPE_CHECKING:
     from router.prompt.cache import Bounded
 
-STEP = 4096
+STEP: Final = 4096
 """Bytes between two digests of a body."""
 
-_MOST_AT_A_MARK = 8
-_MOST_STATES = 4
-_LONGEST_REST = 16 * 1024
+_MOST_AT_A_MARK: Final = 8
+_MOST_STATES: Final = 4
+_LONGEST_REST: Final = 16 * 1024
 
 # No client can know this member's name.
-_OURS = f"_{secrets.token_hex(8)}"
-_MESSAGES = re.compile(rb'"messages"[ \t\n\r]*:[ \t\n\r]*\[')
-_BETWEEN = re.compile(rb"[ \t\n\r]*,?[ \t\n\r]*")
-_SPACE = re.compile(rb"[ \t\n\r]*")
+_OURS: Final = f"_{secrets.token_hex(8)}"
+_MESSAGES: Final = re.compile(rb'"messages"[ \t\n\r]*:[ \t\n\r]*\[')
+_BETWEEN: Final = re.compile(rb"[ \t\n\r]*,?[ \t\n\r]*")
+_SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _Spans = msgspec.defstruct("_Spans", [(_OURS, list[msgspec.Raw])])
 
 

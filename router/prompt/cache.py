@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 V = TypeVar("V")
 
-ENTRY_BYTES = 200
+ENTRY_BYTES: Final = 200
 """What an entry costs beside its value: its key, its place in the dict, the pair that holds value and weight."""
 
 

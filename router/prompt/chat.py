@@ -10,7 +10,7 @@ from collections import deque
 from datetime import datetime
 from functools import lru_cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import jinja2
 import jinja2.ext
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from router.prompt.turns import Turns
 
 
-_ROLE = itemgetter("role")
+_ROLE: Final = itemgetter("role")
 # Short chats are rendered whole, and most of them have the same roles.
 _MOST_FRAMED, _MOST_FRAMES = 8, 64
-_FRAMED_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_FRAMED_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 
 
 class TemplateError(Exception):
@@ -281,9 +281,9 @@ def _content(
     return "\n".join(p["text"] for p in texts) if role == "tool" else texts
 
 
-_BILLING = "x-anthropic-billing-header"
+_BILLING: Final = "x-anthropic-billing-header"
 
-_TEXT_OF_PART = {
+_TEXT_OF_PART: Final = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
@@ -292,11 +292,11 @@ _TEXT_OF_PART = {
 }
 
 
-MEDIUM = "\ue0f2medium:"
+MEDIUM: Final = "\ue0f2medium:"
 """Begins the name of a medium in a rendered text, which is the same in every router. A client that writes it only makes
 its own prompt look as if it weren't exact."""
 
-_MEDIA = frozenset(
+_MEDIA: Final = frozenset(
     {
         "image_url",
         "input_image",
@@ -431,7 +431,7 @@ def _only_contents(messages: Sequence[Any]) -> list[str]:
     return contents
 
 
-_OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
+_OPEN_END: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class _Compiled:

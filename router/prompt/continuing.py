@@ -9,7 +9,7 @@ client is better off with an honest error.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     from router.prompt.reader import Reader
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-ROUTES = frozenset({CHAT, COMPLETIONS})
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+ROUTES: Final = frozenset({CHAT, COMPLETIONS})
 """Where answers can be continued: their streams carry text, and their prompts can end with it."""
 
 # vLLM's own (entrypoints/openai/completion/protocol.py): a completion without max_tokens ends here.
-_USUAL_MAX_TOKENS = 16
+_USUAL_MAX_TOKENS: Final = 16
 
 # What the engine does with these is the same whether a token is the prompt's or the answer's. What is not listed may
 # be new, and is taken to differ.
-_ANY_VALUE = frozenset(
+_ANY_VALUE: Final = frozenset(
     {
         *("model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"),
         *("max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output"),
@@ -44,7 +44,7 @@ _ANY_VALUE = frozenset(
     }
 )
 # These only where they ask for nothing.
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+_WITHOUT_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
     "n": (1,),
     "best_of": (1,),
     "presence_penalty": (0,),  # counts the tokens of the answer only

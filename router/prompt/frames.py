@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from jinja2 import nodes
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 # Stand for contents in a rendering from which a frame is made. No client can know them. The space at the edges is of a
 # kind that templates do not write: where it is gone, the template has stripped the content.
-_NAME = secrets.token_hex(8)
-_EDGE = "\u2003"
-_SLOT = re.compile(f"({_EDGE}?)\ue0f3{_NAME}-([0-9]+)\ue0f4({_EDGE}?)")
+_NAME: Final = secrets.token_hex(8)
+_EDGE: Final = "\u2003"
+_SLOT: Final = re.compile(f"({_EDGE}?)\ue0f3{_NAME}-([0-9]+)\ue0f4({_EDGE}?)")
 
-MEMBERS_OF_DICTS = frozenset(dir(dict))
-_CONSTANT_TESTS = ("string", "defined", "undefined", "none", "mapping")
-_NEVER_THE_SAME = ("strftime_now", "lipsum")
-_OTHER_TEMPLATES = nodes.Include | nodes.Import | nodes.FromImport | nodes.Extends | nodes.Block
+MEMBERS_OF_DICTS: Final = frozenset(dir(dict))
+_CONSTANT_TESTS: Final = ("string", "defined", "undefined", "none", "mapping")
+_NEVER_THE_SAME: Final = ("strftime_now", "lipsum")
+_OTHER_TEMPLATES: Final = nodes.Include | nodes.Import | nodes.FromImport | nodes.Extends | nodes.Block
 
 
 def stand_ins(count: int) -> list[str]:

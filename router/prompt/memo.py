@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xxhash import xxh3_128_digest
 
@@ -27,14 +27,14 @@ Piece: TypeAlias = "str | bytes | array[int]"
 
 Units: TypeAlias = "bytes | array[int]"
 
-_NOTHING = array("i")
+_NOTHING: Final = array("i")
 
-IDS_IN_PIECE = 1024
+IDS_IN_PIECE: Final = 1024
 """Token ids given by a client are cut into pieces of this many."""
 
-_LINK_BYTES = 400  # a Link, its Run, digest and tail
-_KEY_BYTES = 40  # an int and its place in a list
-_LONGEST_SALT = 256
+_LINK_BYTES: Final = 400  # a Link, its Run, digest and tail
+_KEY_BYTES: Final = 40  # an int and its place in a list
+_LONGEST_SALT: Final = 256
 
 
 class Link:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import xxhash
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from router.prompt.request import Ask
     from router.prompt.tokens import Tokenizer
 
-BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN: Final = 4
 """What a token of text weighs on average; blocks of bytes are this many times the engine's block size."""
 
-_TAIL = 64  # characters of a prompt, or of its last piece, that may still merge with the answer's first ones
-_MOST_TAILS = 64
+_TAIL: Final = 64  # characters of a prompt, or of its last piece, that may still merge with the answer's first ones
+_MOST_TAILS: Final = 64
 # A fast tokenizer is through with a shorter text as soon as its ids are found or kept, and most are never met again but
 # behind what they stood behind, where their blocks are known.
-_LEAST_KEPT = 1024
+_LEAST_KEPT: Final = 1024
 
 
 class PromptError(Exception):

@@ -7,7 +7,7 @@ and nothing here re-serialises: `without_hand_off` cuts bytes out and leaves eve
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
@@ -18,41 +18,41 @@ from router.prompt.members import Codec, codec_of, members
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_CONVERTED: dict[str, Callable[[dict[str, Any]], apis.AsChat]] = {
+_CONVERTED: Final[dict[str, Callable[[dict[str, Any]], apis.AsChat]]] = {
     "/v1/responses": apis.responses,
     "/v1/messages": apis.messages,
 }
 
-HAND_OFF_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
+HAND_OFF_KEYS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Members by which a proxy steers KV transfer between engines. Sent by a client they can pin an engine's blocks or end
 its process, so the router never passes a client's own ones on."""
 
-CARRIERS = frozenset({"vllm_xargs", "sampling_params", "extra_args", "extra_body"})
+CARRIERS: Final = frozenset({"vllm_xargs", "sampling_params", "extra_args", "extra_body"})
 """Members that an engine unfolds into a request's own (vLLM v1/request.py reads kv_transfer_params from extra_args): a
 hand-off inside them is one."""
 
 # Members that most bodies have none of: to find that out costs less than to ask for each of them.
-_SELDOM = (
+_SELDOM: Final = (
     HAND_OFF_KEYS
     | CARRIERS
     | {"cache_salt", "n", "stream_options", "truncate_prompt_tokens", "tools", "documents", "reasoning_effort"}
     | {"add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs"}
 )
 
-_CARRIED = 4  # how deep carriers may lie in one another; an engine unfolds two
+_CARRIED: Final = 4  # how deep carriers may lie in one another; an engine unfolds two
 
 # A shorter body is parsed and rendered whole as fast as its beginning is looked up.
-_LEAST_KNOWN = 4 * STEP
+_LEAST_KNOWN: Final = 4 * STEP
 # Beyond this a digest of the body would take too long for where it is made, on the event loop.
-_MOST_KNOWN = 8 * 1024 * 1024
+_MOST_KNOWN: Final = 8 * 1024 * 1024
 
-_CHAT = "/v1/chat/completions"
+_CHAT: Final = "/v1/chat/completions"
 
 # What most requests have none of. Nobody adds to them.
-_NOTHING: list[Any] = []
-_NO_KWARGS: dict[str, Any] = {}
+_NOTHING: Final[list[Any]] = []
+_NO_KWARGS: Final[dict[str, Any]] = {}
 
-_KINDS: dict[str, Literal["chat", "completion"]] = {
+_KINDS: Final[dict[str, Literal["chat", "completion"]]] = {
     _CHAT: "chat",
     "/v1/completions": "completion",
 }

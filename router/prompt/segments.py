@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-MIN_PIECE = 64
+MIN_PIECE: Final = 64
 """Characters in a piece at the least: end-of-turn marks are kept with the turn's text, not by themselves."""
 
-_MOST_MARKS = 128
-_FEW_MARKS = 16  # so many are compared one by one
+_MOST_MARKS: Final = 128
+_FEW_MARKS: Final = 16  # so many are compared one by one
 
 
 class Cutter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import tokenizers
 import tokenizers.processors
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-TEKKEN = "tekken.json"
-FEW = 4
+TEKKEN: Final = "tekken.json"
+FEW: Final = 4
 """So many pieces are tokenized one by one: to spread them over threads would cost more."""
 
 log = logging.getLogger("warmroute.prompt")

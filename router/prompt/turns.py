@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jinja2 import nodes
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MARK = f"\ue0f0{secrets.token_hex(8)}\ue0f1"
+MARK: Final = f"\ue0f0{secrets.token_hex(8)}\ue0f1"
 """Stands in a rendering where a message's text begins, and behind the last one. No client can know it."""
 
 _FIRST, _LAST = 2, 4
@@ -126,7 +126,7 @@ class _RefusedError(Exception):
     pass
 
 
-_LAZY = {"map", "select", "reject", "selectattr", "rejectattr", "batch", "slice", "unique"}
+_LAZY: Final = {"map", "select", "reject", "selectattr", "rejectattr", "batch", "slice", "unique"}
 """Filters that give an iterator: one that is made once is used up by the first message that reads it."""
 
 

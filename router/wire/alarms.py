@@ -6,15 +6,15 @@ A timer of the event loop takes half a kilobyte and two microseconds, and each o
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import asyncio
 
 # An alarm comes this much late at the most, and never early.
-TICK_SECONDS = 0.025
+TICK_SECONDS: Final = 0.025
 # Whoever wants to be called later than this is called before, and asks again: so there are few timers.
-MOST_SECONDS = 5.0
+MOST_SECONDS: Final = 5.0
 
 
 class Timed(Protocol):

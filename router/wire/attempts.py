@@ -7,8 +7,7 @@ only honest answers are the replica's own bytes, an error event, or a broken con
 from __future__ import annotations
 
 import asyncio
-from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from router.wire import errors
 from router.wire.http import Head, Headers, Request, request_head, response_head
@@ -21,25 +20,25 @@ if TYPE_CHECKING:
 
 
 # What an event stream may carry at any place between events, and clients pass over.
-COMMENT = b": keep-alive\n\n"
+COMMENT: Final = b": keep-alive\n\n"
 # A connection that was closed while idle shows it within a round trip of being used again.
 STALE_SECONDS = 1.0
 
 
-class Ending(Enum):
-    """How an attempt ended."""
+class Ending:
+    """How an attempt ended, in a word. No Enum: compiled, each mention of a member of one would be a search."""
 
-    COMPLETE = "complete"  # the answer, whatever its status, was passed on whole
-    REFUSED = "refused"  # the replica answered that it cannot; nothing was passed on
-    UNREACHED = "unreached"  # no connection, or it broke before the first byte of an answer
-    SILENT = "silent"  # nothing came within the bound
-    BROKEN = "broken"  # it broke in the middle; the client was told
-    CUT = "cut"  # it broke in the middle; the client was not told, since it may go on elsewhere
-    STALLED = "stalled"  # the client stopped reading it, and was cut
-    EXHAUSTED = "exhausted"  # this process has no connection left to try with
+    COMPLETE: Final = "complete"  # the answer, whatever its status, was passed on whole
+    REFUSED: Final = "refused"  # the replica answered that it cannot; nothing was passed on
+    UNREACHED: Final = "unreached"  # no connection, or it broke before the first byte of an answer
+    SILENT: Final = "silent"  # nothing came within the bound
+    BROKEN: Final = "broken"  # it broke in the middle; the client was told
+    CUT: Final = "cut"  # it broke in the middle; the client was not told, since it may go on elsewhere
+    STALLED: Final = "stalled"  # the client stopped reading it, and was cut
+    EXHAUSTED: Final = "exhausted"  # this process has no connection left to try with
 
 
-SHOWN = frozenset({Ending.COMPLETE, Ending.BROKEN, Ending.CUT, Ending.STALLED})
+SHOWN: Final = frozenset({Ending.COMPLETE, Ending.BROKEN, Ending.CUT, Ending.STALLED})
 """Endings of an answer that the client has seen something of."""
 
 
@@ -48,7 +47,7 @@ class Outcome:
 
     __slots__ = ("begun", "ending", "status", "why")
 
-    def __init__(self, ending: Ending, status: int | None = None, why: str = "", begun: bool = False) -> None:
+    def __init__(self, ending: str, status: int | None = None, why: str = "", begun: bool = False) -> None:
         self.ending = ending
         self.status = status
         self.why = why
@@ -71,11 +70,11 @@ class Observer(Protocol):
     def whole(self) -> bool:
         """Whether a stream that has ended as HTTP also says of itself that it is all."""
 
-    def answering(self, head: Head) -> Headers:
-        """The answer's head is here and will be passed on; returns the headers to add to it."""
+    def answering(self, head: Head, now: float) -> Headers:
+        """The answer's head is here and will be passed on; returns the headers to add to it. `now`: by the loop."""
 
-    def feed(self, piece: bytes) -> None:
-        """A piece of the answer's body, in order."""
+    def feed(self, piece: bytes, now: float) -> None:
+        """A piece of the answer's body, in order; likewise."""
 
 
 class Edit(Protocol):
@@ -171,7 +170,7 @@ class Attempt(Sink):
         # One alarm for both bounds: it comes in time for the shorter one, and looks then which of them holds.
         self._alarm = self._client.alarms.after(min(self._patience.first_byte, self._patience.idle), self)
         try:
-            connection = await pool.connection()
+            connection = pool.take_idle() or await pool.connection(fresh=True)
             while True:
                 self._connection = connection
                 if self._done.done():
@@ -213,7 +212,7 @@ class Attempt(Sink):
         """Whether a kept connection broke at once: then its end had been on its way before the request was. One that
         breaks later broke over the request, which may have been begun."""
         return (
-            outcome.ending is Ending.UNREACHED
+            outcome.ending == Ending.UNREACHED
             and outcome.begun
             and connection.reused
             and not connection.answered
@@ -223,8 +222,9 @@ class Attempt(Sink):
     # -- the answer, as upstream parses it -----------------------------------------------------------------------
 
     def _begun(self, head: Head) -> None:
+        assert self._connection is not None
         self._silent = False
-        self._last = self._loop.time()
+        self._last = self._connection.heard_at
         self._status = head.status
 
     def head(self, head: Head) -> None:
@@ -235,7 +235,7 @@ class Attempt(Sink):
             self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}", begun=head.status == 500))
             self._connection.leave(self)
             return
-        extra = self._observer.answering(head)
+        extra = self._observer.answering(head, self._last)
         request = self._request
         bodiless = head.bodiless or request.method == b"HEAD"
         measured = head.measured
@@ -276,7 +276,7 @@ class Attempt(Sink):
             self._give(piece)
         elif shown := self._edit.piece(piece):
             self._give(shown)
-        self._observer.feed(piece)
+        self._observer.feed(piece, self._heard_at)
 
     def _give_rest(self) -> None:
         if self._edit is not None and (rest := self._edit.rest()):
@@ -294,14 +294,20 @@ class Attempt(Sink):
         """The engine says, at `at`, that it failed over the answer: as if the replica had broken off there."""
         if at:
             self._give(piece[:at])
-            self._observer.feed(piece[:at])
+            self._observer.feed(piece[:at], self._heard_at)
         self._held = piece[at:]
         self._break_off("its engine failed")
         assert self._connection is not None
         self._connection.leave(self)
 
+    @property
+    def _heard_at(self) -> float:
+        """When what is being passed on came."""
+        assert self._connection is not None
+        return self._connection.heard_at
+
     def flush(self) -> None:
-        self._last = self._loop.time()
+        self._last = self._heard_at
         self._write()
 
     def _write(self) -> None:

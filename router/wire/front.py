@@ -1,7 +1,7 @@
 """The client's side: bytes in, one whole request after the other, answers out.
 
 One protocol serves every path and method. It parses with httptools (llhttp, strict), keeps every limit while bytes
-arrive, and gives each request to `Door.serve` as a task that is cancelled the moment its client leaves.
+arrive, and gives each request to `Door.serve` as an errand that is cancelled the moment its client leaves.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import httptools
 
 from router.wire import errors
 from router.wire.alarms import Alarm, Alarms
+from router.wire.errand import Errand
 from router.wire.http import CODING, CROSSES, EXPECT, HOST, LENGTH, RANK, REQUEST_ID, Headers, Request, fate
 from router.wire.keys import Keys
 
@@ -28,22 +29,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.front")
 
 # The most that a client may send ahead of its answers (pipelining).
-AHEAD_BYTES = 1024 * 1024
+AHEAD_BYTES: Final = 1024 * 1024
 # What framing one chunk may cost besides its data: its size, its line ends, a short extension.
-CHUNK_BYTES = 64
+CHUNK_BYTES: Final = 64
 # A body slower than this over a minute holds memory for nothing.
-MIN_BODY_BYTES_PER_SECOND = 1024
+MIN_BODY_BYTES_PER_SECOND: Final = 1024
 # What HTTP is spoken with here; the parser knows the methods of RTSP and others too.
-METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"})
+METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"})
 # RFC 9112 3.2: a path, the whole server, or what a proxy is told; that names a host.
-TARGET = re.compile(rb"/|\*\Z|https?://[^/?]")
+TARGET: Final = re.compile(rb"/|\*\Z|https?://[^/?]")
 # A slow reader may leave this much unsent before the replica's side is paused; what one more read brings (256 KiB at
 # the most) comes on top, and passes through several copies at once.
 WRITE_HIGH_BYTES = 64 * 1024
-_NO_HEADERS: Headers = []
+_NO_HEADERS: Final[Headers] = []
 # After an early refusal the rest of the request is read and dropped this long, or the client's kernel would
 # throw our answer away with the reset that closing on unread bytes causes.
-LINGER_SECONDS = 5.0
+LINGER_SECONDS: Final = 5.0
 
 
 class Valve(Protocol):
@@ -132,6 +133,7 @@ class Front:
         "_head_since",
         "_head_size",
         "_headers",
+        "_http11",
         "_id",
         "_in_body",
         "_key",
@@ -165,7 +167,7 @@ class Front:
         self._parser: httptools.HttpRequestParser | None = None
         self._parsing = False  # a request has begun to come
         self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: Errand | None = None
         self._request: Request | None = None
         self._ready: list[Request] = []  # hardly ever more than one, and an empty deque is ten times a list
         self._ahead: bytearray | None = None
@@ -181,6 +183,7 @@ class Front:
         self._chunks = 0
         self._head_size = 0  # bytes of the request line and headers that were parsed
         self._in_body = False
+        self._http11 = False
         self._upgraded_body = False  # there is one, and the parser will not read it
         self._refusal: Refusal | None = None
         self._lingering = False
@@ -388,11 +391,12 @@ class Front:
         if (lengths or codings) and parser.should_upgrade() and parser.get_method() != b"CONNECT":
             self._upgraded_body = True
             return
-        self._body_since = self._loop.time()
+        self._body_since = self._progress
         if self._door.keys is not None and not self._admitted(self._door.keys):
             self._refusal = errors.unauthorized()
             return
         version = parser.get_http_version()
+        self._http11 = version == "1.1"
         if version not in ("1.0", "1.1"):
             self._refusal = errors.bad_request("the version is neither 1.0 nor 1.1")
         elif hosts > 1 or (hosts == 0 and version == "1.1"):
@@ -460,7 +464,7 @@ class Front:
                 target=target,
                 headers=self._headers,
                 body=body,
-                http11=parser.get_http_version() == "1.1",
+                http11=self._http11,
                 keep_alive=parser.should_keep_alive(),
                 key=self._key,
                 id=self._id,
@@ -478,9 +482,8 @@ class Front:
         """The protocol asked for, if it is WebSocket (RFC 6455 4.1). Others are not passed on: HTTP/2 spoken through us
         (`h2c`) would be requests that nobody here has looked at."""
         asked = b", ".join(value for name, value in self._headers if name.lower() == b"upgrade")
-        http11 = parser.get_http_version() == "1.1"
         plain = parser.get_method() == b"GET" and not self._body_size
-        return asked if http11 and plain and asked.strip().lower() == b"websocket" else b""
+        return asked if self._http11 and plain and asked.strip().lower() == b"websocket" else b""
 
     def _drop_body(self) -> None:
         self._door.held_bytes -= self._body_size
@@ -496,19 +499,18 @@ class Front:
         request = self._request = self._ready.pop(0)
         self.started = self.finished = False
         self.sent = 0
-        self._task = self._loop.create_task(self._door.serve(request, self))
-        # Not a `finally` inside the task: one that is cancelled before its first step never runs at all.
-        self._task.add_done_callback(self._served)
+        self._task = Errand(self._loop, self._door.serve(request, self), self._served)
+        self._task.begin()
 
-    def _served(self, task: asyncio.Task[None]) -> None:
+    def _served(self, task: Errand) -> None:
         request = self._request
         assert request is not None
         self._door.held_bytes -= len(request.body)
         self._task = None
-        if task.cancelled():
+        if task.cancelled:
             if not self._closing:
                 self.abort()
-        elif (error := task.exception()) is not None:
+        elif (error := task.error) is not None:
             method = request.method.decode("latin-1")
             log.error("request failed inside the router: %s %r", method, request.path, exc_info=error)
             if not self.started:
@@ -516,7 +518,7 @@ class Front:
         self._request = None
         self._valve = None
         self._break_off = None
-        if not self.gone and not task.cancelled():
+        if not self.gone and not task.cancelled:
             self._after_answer(request)
 
     def _after_answer(self, request: Request) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.wire.attempts import STALE_SECONDS
 from router.wire.http import request_head
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from router.wire.upstream import Pool, Upstream
 
 # Block ids and token ids of a prompt of a million tokens take less than half of it.
-MAX_BYTES = 32 * 1024 * 1024
+MAX_BYTES: Final = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ _FATES: Final[dict[bytes, int]] = {}
 _MOST_NAMES: Final = 1024
 _LONGEST_NAME: Final = 64
 # What stays here anyway, and what Connection cannot take away.
+_NAMES_NONE: Final = (b"keep-alive", b"close", b"Keep-Alive", b"Close")  # as Connection mostly reads
 _NEVER_NAMED: Final = HOP_BY_HOP | {b"close", b"content-length", b"host"}
 
 
@@ -229,19 +230,31 @@ class Head:
 def _add_crossing(lines: list[bytes], headers: Headers, last: int) -> None:
     """Add the headers that may cross the router: neither hop-by-hop, nor named by Connection, nor our own. `last`: the
     last fate that crosses here."""
-    named: set[bytes] | None = None
+    before, names = len(lines), False
     for name, value in headers:
-        if fate(name) == CONNECTION:
-            named = named or set()
-            named.update(token.strip().lower() for token in value.split(b","))
-    if named is not None:
-        named -= _NEVER_NAMED
-    for name, value in headers:
-        if fate(name) <= last and not (named and name.lower() in named):
+        what = fate(name)
+        if what <= last:
             lines.append(name)
             lines.append(b": ")
             lines.append(value)
             lines.append(b"\r\n")
+        elif what == CONNECTION and value not in _NAMES_NONE:
+            names = True
+    if names:
+        del lines[before:]
+        named = _named(headers)
+        for name, value in headers:
+            if fate(name) <= last and name.lower() not in named:
+                lines += [name, b": ", value, b"\r\n"]
+
+
+def _named(headers: Headers) -> set[bytes]:
+    """What Connection takes away, in lower case."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if fate(name) == CONNECTION:
+            named.update([token.strip().lower() for token in value.split(b",")])
+    return named - _NEVER_NAMED
 
 
 def request_head(

@@ -52,14 +52,14 @@ class Resumed(Attempt):
             self._settle(Outcome(Ending.REFUSED, head.status, why, begun=head.status == 500))
             self._connection.leave(self)
             return
-        self._observer.answering(head)
+        self._observer.answering(head, self._last)
         self._client.go_on(self._connection, self._shut)
 
     def body(self, piece: bytes) -> None:
         # Whole events only: where this one breaks off, too, the client was given just what was watched.
         events, end, self._rest = (self._rest + piece).rpartition(b"\n\n")
         if end:
-            self._observer.feed(events + end)
+            self._observer.feed(events + end, self._heard_at)
             if made := self._seam.feed(events + end):
                 self._give(made)
         if self._seam.spoilt or len(self._rest) > MAX_LINE_BYTES:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
 # A line of an event stream longer than this is passed on but not read (a single logprobs line may be megabytes).
-MAX_LINE_BYTES = 1024 * 1024
+MAX_LINE_BYTES: Final = 1024 * 1024
 # The most of a whole JSON answer that is kept for reading at its end.
-MAX_JSON_BYTES = 1024 * 1024
+MAX_JSON_BYTES: Final = 1024 * 1024
 # An answer's text beyond this is no longer gathered: its blocks will not be known to the index.
-MAX_TEXT_CHARS = 1024 * 1024
-MAX_TOKEN_IDS = 128 * 1024
+MAX_TEXT_CHARS: Final = 1024 * 1024
+MAX_TOKEN_IDS: Final = 128 * 1024
+# A stream's events are read so many at a time: one by one each would cost twice as much. The rest is read at its end.
+PIECES_AT_ONCE: Final = 16
+BYTES_AT_ONCE: Final = 16 * 1024
 # So many pieces of an answer's text become one string.
-LOOSE_PIECES = 64
+LOOSE_PIECES: Final = 64
 # A first chunk that names the role is a few hundred bytes; what is longer than this is an answer.
-MAX_OPENING_BYTES = 64 * 1024
+MAX_OPENING_BYTES: Final = 64 * 1024
 
 
-DONE = b"data: [DONE]\n\n"
-ERROR_EVENT = b'data: {"error"'
+DONE: Final = b"data: [DONE]\n\n"
+ERROR_EVENT: Final = b'data: {"error"'
 """How vLLM begins an event that says, within an answer, that the engine failed."""
 
 
@@ -148,14 +151,14 @@ class Said:
 
 
 # Members of each chunk that are the same in all chunks of an answer.
-_IDENTITY = ("id", "created", "model")
-_UNNAMED = object()
+_IDENTITY: Final = ("id", "created", "model")
+_UNNAMED: Final = object()
 
 
 # A count as vLLM writes it in `usage`. In an answer's text the quotes are escaped, so it is not found there.
-_CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)(?=\D)')
-_CACHED_BEGUN = re.compile(rb'"cached_tokens"\s*(?::\s*\d*)?\Z')
-_CACHED_NAME = b'"cached_tokens"'
+_CACHED: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d+)(?=\D)')
+_CACHED_BEGUN: Final = re.compile(rb'"cached_tokens"\s*(?::\s*\d*)?\Z')
+_CACHED_NAME: Final = b'"cached_tokens"'
 
 
 class CachedCount:
@@ -238,9 +241,9 @@ def _ids(value: object) -> list[int] | None:
 
 
 # Why an answer ended, as chat completions say it.
-_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 # Events of /v1/responses that carry what the model generated, but not as plain text.
-_OTHER_WORDS = ("response.reasoning", "response.function_call", "response.custom_tool_call", "response.refusal")
+_OTHER_WORDS: Final = ("response.reasoning", "response.function_call", "response.custom_tool_call", "response.refusal")
 
 
 def _response(answer: Answer, whole: dict[str, Any]) -> None:
@@ -286,6 +289,8 @@ class EventWatch:
         "_chars",
         "_done",
         "_events",
+        "_fresh",
+        "_fresh_bytes",
         "_identity",
         "_ids",
         "_loose",
@@ -301,9 +306,9 @@ class EventWatch:
 
     def __init__(self) -> None:
         self._answer = Answer()
-        self._rest: list[bytes] | None = (
-            None  # of a line that is not whole yet; in pieces, since joining each is quadratic
-        )
+        self._fresh: list[bytes] = []  # pieces that have not been read
+        self._fresh_bytes = 0
+        self._rest: list[bytes] | None = None  # of a line that is not whole yet: to join each piece is quadratic
         self._rest_bytes = 0
         self._skipping = False
         self._text: list[str] = []
@@ -319,7 +324,18 @@ class EventWatch:
         self._text_tokens: int | None = None
 
     def feed(self, piece: bytes) -> None:
-        lines = piece.split(b"\n")
+        self._fresh.append(piece)
+        self._fresh_bytes += len(piece)
+        if len(self._fresh) >= PIECES_AT_ONCE or self._fresh_bytes >= BYTES_AT_ONCE:
+            self._read()
+
+    def _read(self) -> None:
+        """Read what has come since the last time."""
+        if not self._fresh:
+            return
+        lines = b"".join(self._fresh).split(b"\n")
+        self._fresh.clear()
+        self._fresh_bytes = 0
         rest = lines.pop()
         if lines and self._rest:
             lines[0] = b"".join((*self._rest, lines[0]))
@@ -331,26 +347,38 @@ class EventWatch:
             else:
                 self._rest.append(rest)
             self._rest_bytes += len(rest)
-        for line in lines:
-            if self._skipping:
-                self._skipping = False
-                continue
-            if line.startswith(b"data:"):
-                self._data(line[5:].strip())
+        if lines and self._skipping:
+            self._skipping = False
+            del lines[0]
+        self._data([line[5:].strip() for line in lines if line.startswith(b"data:")])
         if self._rest_bytes > MAX_LINE_BYTES:
             self._rest = None
             self._rest_bytes = 0
             self._skipping = self._opaque = True
 
-    def _data(self, data: bytes) -> None:
-        if not data.startswith(b"{"):
-            self._done = self._done or data == b"[DONE]"
-            return
+    def _data(self, found: list[bytes]) -> None:
+        objects = [data for data in found if data.startswith(b"{")]
+        self._done = self._done or b"[DONE]" in found
         try:
-            event: Any = orjson.loads(data)
+            events: list[Any] = orjson.loads(b"[%s]" % b",".join(objects))
         except orjson.JSONDecodeError:
-            self._opaque = True
-            return
+            events = []
+        if len(events) != len(objects):
+            events = self._one_by_one(objects)
+        for event in events:
+            self._chunk(event)
+
+    def _one_by_one(self, objects: list[bytes]) -> list[Any]:
+        """Those of them that are JSON."""
+        events = []
+        for data in objects:
+            try:
+                events.append(orjson.loads(data))
+            except orjson.JSONDecodeError:
+                self._opaque = True
+        return events
+
+    def _chunk(self, event: dict[str, Any]) -> None:
         if "error" in event:
             self._answer.failed = True
         usage = event.get("usage")
@@ -438,9 +466,11 @@ class EventWatch:
     @property
     def whole(self) -> bool:
         """Whether the answer told its end, or its failure."""
+        self._read()
         return self._done or self._answer.failed or self._answer.finish_reason is not None
 
     def answer(self) -> Answer:
+        self._read()
         answer = self._answer
         answer.text = None if self._opaque else "".join(self._text)
         answer.token_ids = self._ids if self._ids is not None and len(self._ids) <= MAX_TOKEN_IDS else None

@@ -60,7 +60,7 @@ class Upgrade(Attempt):
         assert connection is not None
         assert connection.transport is not None
         self._begun(head)
-        extra = self._observer.answering(head)
+        extra = self._observer.answering(head, self._last)
         agreed = [(b"Connection", b"Upgrade"), (b"Upgrade", head.header(b"upgrade") or self._request.upgrade)]
         client, ahead = self._client.leave_http()
         client.write(response_head(head, [*extra, *agreed], chunked=False, close=False) + rest)
@@ -70,7 +70,7 @@ class Upgrade(Attempt):
             client,
             connection.transport,
             idle_seconds=self._patience.idle,
-            heard=lambda: self._observer.feed(b""),
+            heard=lambda: self._observer.feed(b"", self._loop.time()),
         )
         self._switched()
         self._settle(Outcome(Ending.COMPLETE, head.status))

@@ -8,7 +8,7 @@ import re
 import ssl
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from router.config import Address
 
 # A replica's own limit on header bytes is far below; beyond this it is not an HTTP server.
-MAX_HEAD_BYTES = 256 * 1024
-_NO_HEADERS: Headers = []
+MAX_HEAD_BYTES: Final = 256 * 1024
+_NO_HEADERS: Final[Headers] = []
 # RFC 9112 4. The parser lets control characters pass here.
-REASON = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+REASON: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 # What framing one chunk may cost besides its data.
-CHUNK_BYTES = 64
+CHUNK_BYTES: Final = 64
 
 
 class BrokenError(Exception):
@@ -91,6 +91,7 @@ class Upstream:
         "_switched",
         "_until_close",
         "answered",
+        "heard_at",
         "idle_since",
         "reused",
         "sent_at",
@@ -118,6 +119,7 @@ class Upstream:
         self._paused = False
         self.reused = False
         self.answered = False  # at least one byte of the current answer has come
+        self.heard_at = 0.0  # when the last of it came
         self.idle_since = 0.0
         self.sent_at = 0.0
 
@@ -181,6 +183,7 @@ class Upstream:
                 self.transport.abort()
             return
         self.answered = True
+        self.heard_at = self._loop.time()
         if not self._headed:
             self._head_seen += len(data)
         else:

@@ -88,12 +88,12 @@ def test_what_decodes_does_all_of_it_where_nothing_is_split() -> None:
     bench = Bench()
     split = bench.place(0.0, prompt(1), "never")
     assert (split.prefill, split.decode.replica.name) == (None, "d")
-    assert split.decode.booking.stage is Stage.PREFILL
+    assert split.decode.booking.stage == Stage.PREFILL
     assert [bench.depth(prompt(1), name) for name in "pd"] == [0, 62]
     bench.dispatch.handed(0.1, split, visible=True)
-    assert split.decode.booking.stage is Stage.PREFILL
+    assert split.decode.booking.stage == Stage.PREFILL
     bench.dispatch.fetched(0.5, split, bench.links)
-    assert split.decode.booking.stage is Stage.DECODE
+    assert split.decode.booking.stage == Stage.DECODE
     assert bench.rates.token_ms > 0.125
     assert bench.links.between("p", "d") is bench.links.usual
 

@@ -122,10 +122,10 @@ class Onlooker:
     def whole(self) -> bool:
         return True
 
-    def answering(self, head: Head) -> Headers:
+    def answering(self, head: Head, now: float) -> Headers:
         return []
 
-    def feed(self, piece: bytes) -> None: ...
+    def feed(self, piece: bytes, now: float) -> None: ...
 
 
 class Stage:
