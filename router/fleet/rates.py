@@ -30,7 +30,7 @@ STEP_MS: Final = 20.0
 STEP_SAMPLES: Final = 5.0
 # What is on the slow side is believed to be so by this much at the most.
 LEAST_LIKELY: Final = 0.25
-SLOWNESS_BOUNDS: Final = (0.4, 3.0)
+SLOWNESS_BOUNDS: Final[tuple[float, ...]] = (0.4, 3.0)
 
 
 class Rates:

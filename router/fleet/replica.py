@@ -21,7 +21,7 @@ DEFAULT_BLOCK_SIZE: Final = 16
 UNTOLD: Final = CacheConfig()
 UNSCRAPED: Final = Metrics()
 DEFAULT_ALGORITHM: Final = "sha256"
-NO_STRANGERS: Final = ((0, 0), (0, 0))
+NO_STRANGERS = ((0, 0), (0, 0))
 """The last two readings of what others have at a replica: running, waiting."""
 
 

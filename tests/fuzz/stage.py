@@ -12,7 +12,7 @@ from router.config import Address
 from router.wire.attempts import Attempt, Patience
 from router.wire.front import Door, Front, Limits
 from router.wire.http import Head, Headers, Request
-from router.wire.upstream import Pool, Upstream
+from router.wire.upstream import Pool
 
 LIMITS = Limits(
     header_bytes=4096,
@@ -88,23 +88,28 @@ class Wire:
         return default
 
 
-class StagePool(Pool):
-    """A pool whose connections end at `replica`."""
+class Dialer:
+    """What a pool takes for its event loop: connections that it opens are wires that end at `replica`."""
 
     def __init__(self, replica: Callable[[Wire], None]) -> None:
-        super().__init__(Address("replica", 80, False, ""), connect_seconds=1.0, idle_seconds=60.0)
         self._replica = replica
         self.wires: list[Wire] = []
+        self.time = asyncio.get_running_loop().time
 
-    async def connection(self, *, fresh: bool = False) -> Upstream:
-        if not fresh and (kept := self.take_idle()) is not None:
-            return kept
-        connection = Upstream(self)
+    async def create_connection(self, protocol: Callable[[], Any], *_: Any, **__: Any) -> tuple[Wire, Any]:
+        connection = protocol()
         wire = Wire(connection)
         wire._heard = lambda: self._replica(wire)
         self.wires.append(wire)
-        connection.connection_made(wire)  # type: ignore[arg-type]
-        return connection
+        connection.connection_made(wire)
+        return wire, connection
+
+
+def stage_pool(replica: Callable[[Wire], None]) -> tuple[Pool, list[Wire]]:
+    """A pool whose connections end at `replica`, and these."""
+    pool, dialer = Pool(Address("127.0.0.1", 80, False, ""), connect_seconds=1.0, idle_seconds=60.0), Dialer(replica)
+    pool._loop = dialer  # type: ignore[assignment]
+    return pool, dialer.wires
 
 
 class Onlooker:
@@ -133,7 +138,7 @@ class Stage:
 
     def __init__(self, replica: Callable[[Wire], None]) -> None:
         self.failures: list[str] = []
-        self.pool = StagePool(replica)
+        self.pool, self.wires = stage_pool(replica)
         self.door = Door(self._serve, LIMITS)
         self.front = Front(self.door)
         self.client = Wire(self.front)
@@ -175,7 +180,7 @@ class Stage:
         assert not self.door.connections
         assert self.door.held_bytes == 0
         self.pool.close_idle(older_than=0.0)
-        for wire in self.pool.wires:
+        for wire in self.wires:
             wire.end()
         for _ in range(3):
             await asyncio.sleep(0)

@@ -10,14 +10,14 @@ from httptools import HttpRequestParser, HttpResponseParser
 from router.wire.attempts import Attempt, Patience
 from router.wire.front import Door, Front
 from router.wire.http import Request
-from tests.fuzz.stage import LIMITS, TURNS, Onlooker, StagePool, Wire
+from tests.fuzz.stage import LIMITS, TURNS, Onlooker, Wire, stage_pool
 
 ASKED = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 async def test_who_leaves_as_its_answer_ends_does_not_take_the_next_ones_connection_along() -> None:
-    pool = StagePool(lambda _: None)
+    pool, wires = stage_pool(lambda _: None)
 
     async def serve(request: Request, client: Front) -> None:
         await Attempt(client, request, Onlooker(), Patience(60.0, 60.0)).run(pool, request.body)
@@ -37,13 +37,13 @@ async def test_who_leaves_as_its_answer_ends_does_not_take_the_next_ones_connect
     (first, _), (second, seen) = client(), client()
     first.data_received(ASKED)
     await settle()
-    (replica,) = pool.wires
+    (replica,) = wires
     # All of this in one turn of the loop: another client asks, the first one leaves, its answer ends.
     second.data_received(ASKED)
     first.connection_lost(None)
     replica.protocol.data_received(ANSWER)
     await settle()
-    assert pool.wires == [replica]
+    assert wires == [replica]
     assert not replica.closing
     replica.protocol.data_received(ANSWER)
     await settle()
@@ -51,7 +51,7 @@ async def test_who_leaves_as_its_answer_ends_does_not_take_the_next_ones_connect
 
 
 async def test_what_is_over_does_not_wait_for_the_garbage_collector() -> None:
-    pool = StagePool(lambda wire: wire.protocol.data_received(ANSWER))
+    pool, wires = stage_pool(lambda wire: wire.protocol.data_received(ANSWER))
 
     async def serve(request: Request, client: Front) -> None:
         await Attempt(client, request, Onlooker(), Patience(60.0, 60.0)).run(pool, request.body)
@@ -63,7 +63,7 @@ async def test_what_is_over_does_not_wait_for_the_garbage_collector() -> None:
     for _ in range(TURNS):
         await asyncio.sleep(0)
     assert bytes(client.written) == ANSWER
-    (replica,) = pool.wires
+    (replica,) = wires
     for protocol in (front, replica.protocol):
         protocol.connection_lost(None)
         assert not any(isinstance(each, HttpRequestParser | HttpResponseParser) for each in gc.get_referents(protocol))
