@@ -31,10 +31,10 @@ class Booking:
 
     `since`: when it was booked; None once it was taken back. `visible`: the first token will be seen (a stream).
     Otherwise prefill is presumed done after `prefill_ms` at its turn. `sequences`: what it is to the engine, one for
-    each prompt and answer. `fetches`: bytes of KV on their way here.
+    each prompt and answer. `fetches`: bytes of KV on their way here. `holds`: tokens of KV that it takes here.
     """
 
-    __slots__ = ("fetches", "load", "prefill_ms", "sequences", "since", "stage", "visible", "work")
+    __slots__ = ("fetches", "holds", "load", "prefill_ms", "sequences", "since", "stage", "visible", "work")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Booking:
         sequences: int = 1,
         stage: int = Stage.PREFILL,
         fetches: float = 0.0,
+        holds: int = 0,
     ) -> None:
         self.load = load
         self.since: float | None = since
@@ -55,6 +56,7 @@ class Booking:
         self.sequences = sequences
         self.stage = stage
         self.fetches = fetches
+        self.holds = holds
 
     def first_token(self, now: float) -> None:
         if self.stage == Stage.PREFILL:
@@ -64,20 +66,21 @@ class Booking:
         else:
             return
         self.stage = Stage.DECODE
-        self.load.decoding += self.sequences
+        self.load.begin_answer(self, now)
 
     def close(self, now: float) -> None:
         """The request is over. Safe to call twice; counts once."""
         if self.stage == Stage.PREFILL:
             self.load.leave_prefill(self, now)
         elif self.stage == Stage.DECODE:
-            self.load.decoding -= self.sequences
+            self.load.end_answer(self, now)
         elif self.stage == Stage.ELSEWHERE:
             self.load.arrived(self)
         else:
             return
         self.stage = Stage.CLOSED
         self.load.in_flight -= self.sequences
+        self.load.holding -= self.holds
 
     def take_back(self, now: float) -> None:
         """The work was never done here. Safe to call twice."""
@@ -91,7 +94,9 @@ class Load:
     request can never be counted against the new process."""
 
     __slots__ = (
+        "_decoded",
         "_fetched",
+        "_freed",
         "_head_since",
         "_prefills_ms",
         "_queue",
@@ -103,6 +108,7 @@ class Load:
         "decoding",
         "expected",
         "fetching",
+        "holding",
         "in_flight",
         "prefills",
     )
@@ -114,6 +120,8 @@ class Load:
         """Bytes of KV that requests have still to fetch from other replicas."""
         self.expected = 0
         """Requests whose prompts other replicas compute for it, and that have no first token yet."""
+        self.holding = 0
+        """Tokens of KV that requests in flight hold here, or will."""
         self.prefills = 0
         """How many it was ever given."""
         self._queue: dict[Booking, None] = {}  # in order of booking
@@ -123,31 +131,39 @@ class Load:
         self._prefills_ms = 0.0  # of the prefills among it: the sum
         self._squares = 0.0  # and the sum of squares
         self._fetched = 0.0  # bytes that came from elsewhere for it
+        self._freed = 0.0  # tokens of KV that answers held which have ended
+        self._decoded = 0.0  # seconds, of all answers together
         self._routed_at = 0.0
         self._since: float | None = None
 
-    def book(self, now: float, *, prefill_ms: float, work: float, visible: bool, sequences: int = 1) -> Booking:
+    def book(
+        self, now: float, *, prefill_ms: float, work: float, visible: bool, sequences: int = 1, holds: int = 0
+    ) -> Booking:
         """Take a request on. `work`: all it will be for the replica, in prefilled tokens' worth (a rate would change
         with what is learned, and old work would weigh more than new)."""
-        booking = Booking(self, now, prefill_ms, visible, work, sequences)
+        booking = Booking(self, now, prefill_ms, visible, work, sequences, holds=holds)
         if not self._queue:
             self._head_since = now
             self._queued_ms = 0.0
         self._queue[booking] = None
         self._queued_ms += prefill_ms
         self.in_flight += sequences
+        self.holding += holds
         self.prefills += 1
         self._route(now, work, prefill_ms)
         return booking
 
-    def book_decode(self, now: float, *, work: float, fetches: float = 0.0, sequences: int = 1) -> Booking:
+    def book_decode(
+        self, now: float, *, work: float, fetches: float = 0.0, sequences: int = 1, holds: int = 0
+    ) -> Booking:
         """Take on a request whose prompt another replica computes: in flight, but nobody waits here for its prefill.
         `fetches`: bytes of KV that come from there."""
         self.in_flight += sequences
+        self.holding += holds
         self.fetching += fetches
         self.expected += 1
         self._route(now, work, fetches=fetches)
-        return Booking(self, now, 0.0, True, work, sequences, Stage.ELSEWHERE, fetches)
+        return Booking(self, now, 0.0, True, work, sequences, Stage.ELSEWHERE, fetches, holds)
 
     def waiting_ms(self, now: float) -> float:
         """How long a request that came now would wait for the prefills before it: their sum, less the time the first
@@ -183,6 +199,23 @@ class Load:
         """Bytes a second of KV from other replicas, lately."""
         return self._fetched * self._kept(now) / self._seen(now)
 
+    def freed(self, now: float) -> float:
+        """Tokens of KV a second that answers held which ended lately."""
+        return self._freed * self._kept(now) / self._seen(now)
+
+    def answering(self, now: float) -> float:
+        """How many it decoded at a time lately, on average."""
+        return self._decoded_by(now) / self._seen(now)
+
+    def begin_answer(self, booking: Booking, now: float) -> None:
+        self._fade(now)
+        self.decoding += booking.sequences
+
+    def end_answer(self, booking: Booking, now: float) -> None:
+        self._fade(now)
+        self._freed += booking.holds
+        self.decoding -= booking.sequences
+
     def take_back(self, booking: Booking, since: float, now: float) -> None:
         """Work that was routed here `since` and went elsewhere: what has not faded of it by itself."""
         left = math.exp(-(now - since) / ROUTED_WINDOW_SECONDS)
@@ -194,13 +227,27 @@ class Load:
         """`share`: how much of it counts; what is taken back counts below 0."""
         if self._since is None:
             self._since = now
-        kept = self._kept(now)
+        self._fade(now)
         # Never below 0, which rounding could bring about.
-        self._routed = max(0.0, self._routed * kept + share * work)
-        self._prefills_ms = max(0.0, self._prefills_ms * kept + share * prefill_ms)
-        self._squares = max(0.0, self._squares * kept + share * prefill_ms * prefill_ms)
-        self._fetched = max(0.0, self._fetched * kept + share * fetches)
+        self._routed = max(0.0, self._routed + share * work)
+        self._prefills_ms = max(0.0, self._prefills_ms + share * prefill_ms)
+        self._squares = max(0.0, self._squares + share * prefill_ms * prefill_ms)
+        self._fetched = max(0.0, self._fetched + share * fetches)
+
+    def _fade(self, now: float) -> None:
+        """Bring all that is over the last minute to this moment."""
+        self._decoded = self._decoded_by(now)
+        kept = self._kept(now)
+        self._routed *= kept
+        self._prefills_ms *= kept
+        self._squares *= kept
+        self._fetched *= kept
+        self._freed *= kept
         self._routed_at = now
+
+    def _decoded_by(self, now: float) -> float:
+        kept = self._kept(now)
+        return self._decoded * kept + self.decoding * ROUTED_WINDOW_SECONDS * (1 - kept)
 
     def _seen(self, now: float) -> float:
         """Seconds that decayed sums are over: all of the window only after it has been filled."""

@@ -164,3 +164,33 @@ def test_kv_that_was_never_fetched_is_taken_back() -> None:
     assert load.fetching == 8e9
     failed.close(30.0)
     assert (load.expected, load.fetching) == (1, 3e9)
+
+
+def test_answers_under_way_are_counted_over_the_last_minute() -> None:
+    load = Load()
+    assert load.answering(0.0) == 0.0
+    first, second = (load.book(0.0, prefill_ms=1, work=1, visible=True) for _ in range(2))
+    first.first_token(0.0)
+    # Two from the 30th second on, then one.
+    second.first_token(30.0)
+    first.close(60.0)
+    one, two = seen(30.0) * math.exp(-60 / 60), seen(30.0) * math.exp(-30 / 60)
+    assert load.answering(90.0) == pytest.approx((one + 2 * two + seen(30.0)) / seen(90.0))
+    second.close(90.0)
+    assert load.answering(90.0 + 600) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_what_answers_hold_is_counted_until_they_end_and_then_told_as_a_pace() -> None:
+    load = Load()
+    local = load.book(0.0, prefill_ms=1, work=1, visible=True, holds=3000)
+    fetched = load.book_decode(0.0, work=1, holds=2000)
+    left = load.book(0.0, prefill_ms=1, work=1, visible=True, holds=500)
+    assert (load.holding, load.freed(0.0)) == (5500, 0.0)
+    left.close(5.0)  # it never held anything
+    local.first_token(5.0)
+    fetched.first_token(5.0)
+    assert (load.holding, load.freed(5.0)) == (5000, 0.0)
+    for booking in (local, fetched):
+        booking.close(30.0)
+        booking.close(30.0)
+    assert (load.holding, load.freed(30.0)) == (0, pytest.approx(5000 / seen(30.0)))
