@@ -301,15 +301,15 @@ class HandOff(Section, frozen=True):
         bool,
         Meta(
             description="`cost` takes a link that is no RDMA for as good as any: what is split over it may begin later "
-            "itself where that spares others more."
+            "itself where that spares others anything more."
         ),
     ] = False
     kv_link: Annotated[
         str,
         Meta(
             description="What moves KV: `rdma`, `tcp`, or GB/s and perhaps ms of latency, as `12,0.5`. Over what is no "
-            "RDMA, told or measured, `cost` splits nothing that would itself begin later. Unset: 25 Gb Ethernet, until "
-            "measured."
+            "RDMA, told or measured, `cost` splits what would itself begin later only where that spares others several "
+            "times as much. Unset: 25 Gb Ethernet, until measured."
         ),
     ] = ""
     kv_bytes_per_token: Annotated[

@@ -12,6 +12,7 @@ this one was given lately, up to a bound, so that a popular prefix spreads as fa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,12 @@ class End:
     """The share of the time, 0 up, that the prefills given to it lately take."""
     residual_ms: float = 0.0
     """How long what comes at any one moment waits for the one under way, if there is one; on average."""
+    answering: float = 0.0
+    """How many it decoded at a time lately, on average."""
+    room: float = math.inf
+    """Tokens of KV that fit beside all that it was given; below 0 where some of that waits for room itself."""
+    freed: float = 0.0
+    """Tokens of KV a second that answers gave back there which ended lately."""
 
 
 NO_END: Final = End()
@@ -111,6 +118,12 @@ class Price:
         self.slowed_ms = slowed_ms
         self.placement_ms = placement_ms
         self.total_ms = waiting_ms + slowed_ms + placement_ms
+
+
+def holds(candidate: Candidate, tokens: Sequence[int]) -> int:
+    """Tokens of KV that a request takes there which others in flight do not hold anyway: a conversation's past is its
+    own, any other beginning is shared."""
+    return sum(tokens) - (0 if candidate.continues else candidate.hit)
 
 
 def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates, *, branch: bool) -> list[Price]:

@@ -6,13 +6,14 @@ what runs here.
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from typing import TYPE_CHECKING, Protocol
 
-from router.choose.cost import DECODE_WEIGHT, Candidate, End, Price
+from router.choose.cost import DECODE_WEIGHT, Candidate, End, Price, holds
 from router.choose.policies import Decision, Policy, decide
 from router.choose.split import Choice, SplitDecision
-from router.fleet.ledger import Booking, Stage
+from router.fleet.ledger import ROUTED_WINDOW_SECONDS, Booking, Stage
 from router.index.outside import together
 from router.index.shared_codec import NO_LOAD
 
@@ -182,7 +183,13 @@ class Dispatch:
             visible=True,
         )
         size = (sum(tokens) - candidate.hit) * links.bytes_per_token
-        booking = replica.load.book_decode(now, work=answer_tokens * DECODE_WEIGHT, fetches=size, sequences=sequences)
+        booking = replica.load.book_decode(
+            now,
+            work=answer_tokens * DECODE_WEIGHT,
+            fetches=size,
+            sequences=sequences,
+            holds=holds(candidate, tokens) + answer_tokens,
+        )
         second = Placement(replica, candidate, booking, own, tokens, now, now + price.own_ms / 1000, fetches=True)
         self._remember(second, answered=answer_tokens > 1)
         return SplitPlacement(first, second, size)
@@ -207,6 +214,7 @@ class Dispatch:
             work=prefill_ms / self._rates.token_ms + answer_tokens * DECODE_WEIGHT,
             visible=visible,
             sequences=sequences,
+            holds=holds(candidate, tokens) + answer_tokens,
         )
         due = now + (price.waiting_ms + prefill_ms) / 1000
         placement = Placement(replica, candidate, booking, chains, tokens, now, due)
@@ -301,13 +309,28 @@ class Dispatch:
         """Candidates to be one end of a split: what this takes to price beside the rest."""
         found = self._candidates(now, replicas, blocks, tokens, rank, outside)
         for candidate, replica in zip(found, replicas, strict=True):
-            load = replica.load
-            share, wait = load.prefilling(now)
-            # How long other routers' prefills take is not known; they are taken to be like this one's.
-            own = load.routed(now)
-            more = candidate.routed / own if own else 1.0
-            candidate.end = End(load.fetching, load.expected, load.fetched(now), share * more, wait * more)
+            candidate.end = self._end(now, candidate, replica, tokens)
         return found
+
+    def _end(self, now: float, candidate: Candidate, replica: Replica, tokens: Sequence[int]) -> End:
+        load, capacity = replica.load, replica.cache.capacity
+        share, wait = load.prefilling(now)
+        # What is not this router's own is known by number alone: its prefills are taken to be like this router's, what
+        # it holds like this request's.
+        own = load.routed(now)
+        more = candidate.routed / own if own else 1.0
+        held = load.holding + (candidate.in_flight - load.in_flight) * sum(tokens)
+        return End(
+            fetching=load.fetching,
+            expected=load.expected,
+            fetched=load.fetched(now),
+            prefilling=share * more,
+            residual_ms=wait * more,
+            answering=load.answering(now) + candidate.decoding - load.decoding,
+            room=math.inf if capacity is None else capacity * replica.block_size - held,
+            # Before answers have ended there, what it holds is taken to be gone within the minute.
+            freed=max(load.freed(now) * more, held / ROUTED_WINDOW_SECONDS),
+        )
 
     def _candidates(
         self,

@@ -3,7 +3,7 @@
     local    the wait and the prefill at a replica that answers, and what this prefill takes from the answers that it
              decodes meanwhile
     split    the wait and the prefill at another replica, then the KV's way to the one that answers
-    either   what one more answer costs those that are decoded beside it
+    either   the wait for room for its KV; what it costs those that come behind it and those that are decoded beside it
 
 One minimum in milliseconds over all replicas that answer and all pairs. It never goes through the pairs one by one:
 what a prefill costs depends on the one end, the wait and the decoding on the other, and only the transfer on both;
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from router.choose.cost import DECODE_WEIGHT, Candidate, Price, begins_branch, prices
+from router.choose.cost import DECODE_WEIGHT, Candidate, Price, begins_branch, holds, prices
 from router.fleet.links import Link, Links
 from router.fleet.rates import STEP_MS, Rates
 
@@ -29,19 +29,18 @@ if TYPE_CHECKING:
 
 # What holds others up counts, too. All of these were found in simulation (python -m bench simulate split).
 #
-# A prefill on a replica that decodes holds up all its answers. They end later: each counts with the first share of the
-# prefill. No first token comes later as long as there is room; where little is left, what ends later delays all that
-# comes after it: each counts with the second share, too, over the square of the room, which is the last at the least.
-DAMAGE = 0.03
-DELAY = 0.0095
-LEAST_ROOM = 0.05
+# A prefill on a replica that decodes holds up all its answers. They end later: each counts with this share of it, as
+# first tokens are some such share of the time that whole answers take.
+DAMAGE = 0.08
+# No first token comes later for that as long as there is room; where little is left, what ends later delays all that
+# comes after it, on whichever of those that answer. So each of their answers, on average, counts with this share, too,
+# over the cube of the room, which is the last at the least.
+DELAY = 0.0015
+LEAST_ROOM = 0.075
 # The busiest that a queue is taken to be: one that is busier has no length to speak of.
 BUSIEST = 0.8
 # It also holds up the first tokens of those whose KV arrives meanwhile, by what is left of it then.
 HELD = 0.5
-# A prefill that is handed over delays those that will come to the replicas which do nothing else: as long as a queue of
-# so many servers is at their load (Sakasegawa's approximation), times this. A transfer likewise, on its link.
-QUEUE = 5.0
 # One more answer slows those beside it, and they slow it: this share of what it is as work, for each of them.
 CROWDING = 0.03
 # What a hand-over takes beside the transfer: the second request, the engine's step under way and the one that it joins,
@@ -57,17 +56,21 @@ class PrefillPrice:
     """As it is booked: on the slow side."""
     likely: float
     """The share of it that is likely: against a transfer, being slow is no virtue."""
+    room_ms: float
+    """Until its KV finds room."""
     others_ms: float
     """What is set against it for those who wait for it: answers that are held up, prompts that will come."""
+    delay_ms: float
+    """And for all who come later where there is little room left, wherever among the replicas that answer it is."""
 
     @property
     def own_ms(self) -> float:
-        """From the decision to the end of the prefill."""
-        return self.likely * (self.price.waiting_ms + self.price.prefill_ms)
+        """From the decision to the end of the prefill. The waits for its turn and for room pass at once."""
+        return max(self.likely * self.price.waiting_ms, self.room_ms) + self.likely * self.price.prefill_ms
 
     @property
     def total_ms(self) -> float:
-        return self.own_ms + self.likely * self.price.placement_ms + self.others_ms
+        return self.own_ms + self.likely * self.price.placement_ms + self.others_ms + self.delay_ms
 
 
 @dataclass(slots=True)
@@ -78,6 +81,8 @@ class PairPrice:
     fetching_ms: float
     """Of what is on its way to the replica that answers already: this passes while the prompt is computed."""
     transfer_ms: float
+    room_ms: float
+    """Until it finds room there; likewise."""
     decode_waiting_ms: float
     """Of the replica that answers; likewise."""
     resume_ms: float
@@ -89,13 +94,13 @@ class PairPrice:
     @property
     def own_ms(self) -> float:
         """From the decision to the first token."""
-        arrival = max(self.prefill.own_ms, self.fetching_ms) + self.transfer_ms
+        arrival = max(self.prefill.own_ms, self.fetching_ms, self.room_ms) + self.transfer_ms
         return max(arrival, self.decode_waiting_ms) + self.resume_ms
 
     @property
     def total_ms(self) -> float:
-        arrival = max(self.prefill.total_ms, self.fetching_ms) + self.transfer_ms
-        return max(arrival, self.decode_waiting_ms) + self.resume_ms + self.crowding_ms + self.queue_ms
+        others_ms = self.prefill.total_ms - self.prefill.own_ms
+        return self.own_ms + others_ms + self.crowding_ms + self.queue_ms
 
 
 @dataclass(slots=True)
@@ -160,18 +165,15 @@ class Choice:
     locals: Sequence[LocalPrice] = field(init=False)
     local: int = field(init=False)
     branch: bool = field(init=False)
-    _damage: float = field(init=False)
+    _delay: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.branch = begins_branch(self.candidates)
-        everyone = range(len(self.candidates))
-        # As if those that answer did all of the work: what is split now is no reason to split less.
-        room = max(LEAST_ROOM, 1 - self._load(everyone, len(self.answering)))
-        self._damage = DAMAGE + DELAY / (room * room)
         own = [self.candidates[place] for place in self.answering]
+        self._delay = DELAY / self._room() ** 3 * math.fsum(each.decoding for each in own) / len(own)
         self.locals = [
             LocalPrice(price, self._crowding_ms(candidate))
-            for candidate, price in zip(own, self._prefills(own), strict=True)
+            for candidate, price in zip(own, self._prefills(self.answering), strict=True)
         ]
         best = min(range(len(own)), key=lambda i: (self.locals[i].total_ms, own[i].routed, own[i].name))
         self.local = self.answering[best]
@@ -185,32 +187,36 @@ class Choice:
         """Tokens that the best place for all of it would have to compute."""
         return sum(self.tokens) - self.candidates[self.local].hit
 
-    def _load(self, places: Sequence[int], servers: int) -> float:
-        """How busy these would keep so many replicas, with the prefills given to them lately and what they decode now;
-        1 is all the time. Not what was booked for answers: how long they will be nobody knows before."""
+    def _room(self) -> float:
+        """The share of the time that those who answer would have left if they did all the work of the last minute:
+        what is split now is no reason to split less. Without what was booked for answers: how long they will be nobody
+        knows before."""
         likely = self.rates.likely
         answer = DECODE_WEIGHT * self.rates.token_ms * likely / STEP_MS
-        found = [self.candidates[place] for place in places]
-        return math.fsum(each.end.prefilling * likely + each.decoding * answer for each in found) / servers
+        ends = [candidate.end for candidate in self.candidates]
+        busy = math.fsum(end.prefilling * likely + end.answering * answer for end in ends)
+        return max(LEAST_ROOM, 1 - busy / len(self.answering))
 
-    def _prefills(self, candidates: Sequence[Candidate], queue: float = 0.0) -> list[PrefillPrice]:
-        likely = self.rates.likely
-        priced = prices(candidates, self.tokens, self.rates, branch=self.branch)
-        return [
-            PrefillPrice(
-                price,
-                likely,
-                likely * price.prefill_ms * (self._damage * candidate.decoding + HELD * candidate.end.expected + queue),
-            )
-            for candidate, price in zip(candidates, priced, strict=True)
-        ]
+    def _prefills(self, places: Sequence[int]) -> list[PrefillPrice]:
+        """Of those that compute, or of those that answer: all who will come to these come behind it."""
+        likely, answering = self.rates.likely, set(self.answering)
+        candidates = [self.candidates[place] for place in places]
+        busy = math.fsum(candidate.end.prefilling for candidate in candidates) * likely / len(candidates)
+        queue = behind(busy, len(candidates))
+        found = []
+        for place, candidate, price in zip(
+            places, candidates, prices(candidates, self.tokens, self.rates, branch=self.branch), strict=True
+        ):
+            spent = likely * price.prefill_ms
+            held = DAMAGE * candidate.decoding + HELD * candidate.end.expected + queue
+            delay = self._delay if place in answering else 0.0
+            found.append(PrefillPrice(price, likely, self._room_ms(candidate), spent * held, spent * delay))
+        return found
 
-    def _queue(self) -> float:
-        """How much later those come who will want to prefill after this one, in times its own prefill."""
-        servers = len(self.computing)
-        load = min(BUSIEST, self._load(self.computing, servers))
-        behind: float = load ** (math.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - load))
-        return QUEUE * behind
+    def _room_ms(self, candidate: Candidate) -> float:
+        """How long it takes until so much of what it was given has ended that this one's KV fits beside the rest."""
+        lacking = holds(candidate, self.tokens) + self.answer_tokens - candidate.end.room
+        return lacking / candidate.end.freed * 1000 if lacking > 0 and candidate.end.freed else 0.0
 
     def _crowding_ms(self, candidate: Candidate) -> float:
         work_ms = self.answer_tokens * DECODE_WEIGHT * self.rates.token_ms * self.rates.likely
@@ -232,9 +238,7 @@ class Choice:
         computing = sorted(
             (
                 (price.total_ms, candidate.routed, place, price)
-                for price, candidate, place in zip(
-                    self._prefills(given, self._queue()), given, self.computing, strict=True
-                )
+                for price, candidate, place in zip(self._prefills(self.computing), given, self.computing, strict=True)
             ),
             key=lambda each: each[:3],
         )
@@ -246,25 +250,27 @@ class Choice:
             crowding = self._crowding_ms(candidate)
             resume = RESUME_MS + self._stall_ms(candidate)
             waiting = likely * candidate.waiting_ms
-            bound = max(max(computing[0][0], candidate.end.fetching / fastest) + floor, waiting) + resume + crowding
-            answering.append((bound, candidate.routed, place, size, floor, waiting, resume, crowding))
+            room = self._room_ms(candidate)
+            bound = (
+                max(max(computing[0][0], candidate.end.fetching / fastest, room) + floor, waiting) + resume + crowding
+            )
+            answering.append((bound, candidate.routed, place, size, floor, waiting, resume, crowding, room))
         answering.sort(key=lambda each: each[:3])
         best: Pair | None = None
         least = float("inf")
-        for bound, _, decode, size, floor, waiting, resume, crowding in answering:
+        for bound, _, decode, size, floor, waiting, resume, crowding, room in answering:
             if bound >= least:
                 break  # and so are all after it
             for spent, _, prefill, price in computing:
-                if max(spent + floor, waiting) + resume + crowding >= least:
+                if max(max(spent, room) + floor, waiting) + resume + crowding >= least:
                     break
                 if prefill == decode:
                     continue
                 link = links.between(candidates[prefill].name, candidates[decode].name)
                 transfer = link.transfer_ms(size)
                 fetching = candidates[decode].end.fetching / link.bandwidth * 1000
-                busy = min(BUSIEST, candidates[decode].end.fetched / link.bandwidth)
-                behind = QUEUE * transfer * busy / (1 - busy)
-                pair = PairPrice(price, fetching, transfer, waiting, resume, crowding, behind)
+                queue = transfer * behind(candidates[decode].end.fetched / link.bandwidth, 1)
+                pair = PairPrice(price, fetching, transfer, room, waiting, resume, crowding, queue)
                 if pair.total_ms < least:
                     least = pair.total_ms
                     best = Pair(prefill, decode, pair, link)
@@ -279,6 +285,15 @@ class Choice:
 
     def _decision(self, prefill: int | None, decode: int, reason: str, pair: Pair | None) -> SplitDecision:
         return SplitDecision(prefill, decode, reason, self.candidates, self.answering, self.locals, self.local, pair)
+
+
+def behind(load: float, servers: int) -> float:
+    """How much later all who come to a queue come to their turn for one more in it, in times that one's own length;
+    `load`: how busy its servers are without, 0 up. This is what one more adds to the queue's length (Sakasegawa's
+    approximation), less what it waits itself."""
+    load, power = min(BUSIEST, load), math.sqrt(2 * (servers + 1))
+    wait: float = load ** (power - 1) / (servers * (1 - load))
+    return wait * (power - 1 + load / (1 - load))
 
 
 class SplitDecider(Protocol):
@@ -339,7 +354,8 @@ class Cost:
     `least_uncached`: fewer uncached tokens are never handed over. `least_ratio`: nor are prompts that are shorter, in
     uncached tokens, than so many times the answer expected. `gain`: what a split has to save of the local cost, 0 to 1,
     and at least `gain_ms`. `late`: by so many times its local first token's time may its own one come later, where that
-    spares others more; over a link that is not RDMA, by none. `force`: a slow link is as good as any.
+    spares others more. Over a link that is not RDMA, `slow_late`; there it has to save `caution` times as much as it
+    comes later, and as much as the transfer takes, of which least is certain. `force`: a slow link is as good as any.
     """
 
     least_uncached: int = 256
@@ -347,6 +363,8 @@ class Cost:
     gain: float = 0.02
     gain_ms: float = 5.0
     late: float = 6.0
+    slow_late: float = 2.0
+    caution: float = 10.0
     force: bool = False
 
     def decide(self, choice: Choice) -> SplitDecision:
@@ -363,9 +381,11 @@ class Cost:
         local, split, link = choice.local_price, pair.price, pair.link
         slow = not (link.fast or self.force)
         saved_ms = local.total_ms - split.total_ms
-        if saved_ms < max(self.gain_ms, self.gain * local.total_ms):
+        if saved_ms < max(self.gain_ms, self.gain * local.total_ms, split.transfer_ms if slow else 0.0):
             return choice.stay("local costs less" if saved_ms < 0 else "local costs hardly more", pair)
-        if split.own_ms > (1 + (0 if slow else self.late)) * local.prefill.own_ms:
+        later_ms = split.own_ms - local.prefill.own_ms
+        late, caution = (self.slow_late, self.caution) if slow else (self.late, 0.0)
+        if later_ms > late * local.prefill.own_ms or caution * later_ms > saved_ms:
             how = "measured" if link.measured else "told"
             why = f"the link is not RDMA ({how}: {link.bandwidth / 1e9:.1f} GB/s): " if slow else ""
             return choice.stay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,16 +29,19 @@ def candidate(
     fetched: float = 0.0,
     expected: int = 0,
     prefilling: tuple[float, float] = (0.0, 0.0),
+    room: float = math.inf,
+    freed: float = 0.0,
+    continues: bool = False,
 ) -> Candidate:
     return Candidate(
         name,
         (cached,),
-        False,
+        continues,
         waiting,
         decoding,
         decoding,
         0.0,
-        end=End(fetching, expected, fetched, *prefilling),
+        end=End(fetching, expected, fetched, *prefilling, decoding, room, freed),
     )
 
 
@@ -124,7 +128,15 @@ def test_the_best_pair_is_the_best_of_all_pairs(
 ) -> None:
     # Nobody decodes or prefills: what is computed by one of few would cost those behind it more than by one of many.
     candidates = [
-        candidate(f"r{place}", cached=blocks * 16, waiting=waiting, expected=expected, fetched=expected * 1e8)
+        candidate(
+            f"r{place}",
+            cached=blocks * 16,
+            waiting=waiting,
+            expected=expected,
+            fetched=expected * 1e8,
+            room=waiting * 5,
+            freed=4000.0,
+        )
         for place, (blocks, waiting, expected) in enumerate([*computing, *answering])
     ]
     links = Links(TCP)
@@ -155,7 +167,7 @@ def reason(decider: Cost, asked: Choice) -> str:
     return decision.reason
 
 
-def test_over_a_slow_link_it_stays_and_says_why_unless_that_is_forced_or_pays() -> None:
+def test_over_a_slow_link_it_stays_and_says_why_unless_that_is_forced_or_clearly_pays() -> None:
     told, unknown = Links(TCP), Links(Link(2.5e9, 0.001))
     said = "the link is not RDMA (told: 2.5 GB/s): its first token would come in 558 ms, locally in 260"
     near = candidate("d", decoding=40)
@@ -163,6 +175,17 @@ def test_over_a_slow_link_it_stays_and_says_why_unless_that_is_forced_or_pays() 
     assert reason(Cost(), choice(IDLE, [near], links=unknown)) == said
     assert names(Cost(force=True).decide(choice(IDLE, [near], links=told))) == ("p", "d")
     assert names(Cost().decide(choice(IDLE, [near], links=Links(RDMA)))) == ("p", "d")
+    # It saves many times as much as it comes later.
+    full = candidate("d", decoding=40, prefilling=(0.9, 0.0))
+    assert names(Cost().decide(choice(IDLE, [full], links=told))) == ("p", "d")
+    assert reason(Cost(caution=400), choice(IDLE, [full], links=told)) == said
+    late = choice([candidate("p", waiting=300)], [full], links=told)
+    assert reason(Cost(), late) == said.replace("558", "858")
+    assert names(Cost(slow_late=3).decide(late)) == ("p", "d")
+    # It comes sooner, but saves less than the transfer takes.
+    waiting = choice(IDLE, [candidate("d", waiting=330)], links=told)
+    assert reason(Cost(), waiting) == "local costs hardly more"
+    assert names(Cost(force=True).decide(waiting)) == ("p", "d")
     # Warm on the one, long and cold on the other, and a link that is not that slow.
     warm, faster = candidate("p", cached=48_000), Links(Link(7e9, 0.001, rdma=False))
     assert names(Cost().decide(choice([warm], [candidate("d")], tokens=50_000, links=faster))) == ("p", "d")
@@ -190,15 +213,54 @@ def test_several_prompts_stay_together() -> None:
 
 
 def test_the_busier_the_fleet_the_more_counts_what_is_held_up() -> None:
-    def others_ms(share: float) -> float:
-        held = choice(IDLE, [candidate("d", decoding=8, prefilling=(share, 0.0))])
-        return held.local_price.prefill.others_ms
+    def delay_ms(share: float) -> float:
+        computing = [candidate("p", prefilling=(share, 0.0))]
+        held = choice(computing, [candidate("d", decoding=8)]).local_price.prefill
+        assert held.others_ms == pytest.approx(0.08 * 8 * prefill_ms)
+        return held.delay_ms
 
     prefill_ms = Rates(20_000).prefill_ms(5000, 0)
     # Eight answers of 5 tokens' worth in each step of 20 ms leave nine tenths of the room.
-    assert others_ms(0) == pytest.approx((0.03 + 0.0095 / 0.9**2) * 8 * prefill_ms)
-    assert others_ms(0.4) == pytest.approx((0.03 + 0.0095 / 0.5**2) * 8 * prefill_ms)
-    assert others_ms(9) == pytest.approx((0.03 + 0.0095 / 0.05**2) * 8 * prefill_ms)
+    assert delay_ms(0) == pytest.approx(0.0015 / 0.9**3 * 8 * prefill_ms)
+    assert delay_ms(0.4) == pytest.approx(0.0015 / 0.5**3 * 8 * prefill_ms)
+    assert delay_ms(9) == pytest.approx(0.0015 / 0.075**3 * 8 * prefill_ms)
+
+
+def test_what_is_delayed_later_does_not_tell_replicas_that_answer_apart() -> None:
+    full = (0.9, 0.0)
+    asked = choice(IDLE, [candidate("d", decoding=4, prefilling=full), candidate("e", waiting=300, prefilling=full)])
+    assert asked.candidates[asked.local].name == "d"
+    first, second = (price.prefill.delay_ms for price in asked.locals)
+    assert first == second > 300
+
+
+def test_a_replica_of_both_roles_delays_as_much_when_it_computes_for_another() -> None:
+    both = [candidate("b", decoding=8), candidate("c", decoding=8)]
+    asked = Choice(both, [0, 1], [0, 1], [5000], 250, Rates(20_000), Links(RDMA))
+    pair = asked.best_pair()
+    assert pair is not None
+    assert pair.price.prefill.delay_ms == asked.local_price.prefill.delay_ms > 0
+
+
+def test_kv_that_does_not_fit_waits_until_enough_has_ended() -> None:
+    full, roomy = candidate("d", room=2250, freed=1500), candidate("e", waiting=1900)
+    asked = choice(IDLE, [full])
+    # 5,000 tokens and an answer of 250: 3,000 more than there is room for, at 1,500 a second.
+    assert asked.local_price.prefill.own_ms == pytest.approx(2000 + asked.rates.prefill_ms(5000, 0))
+    pair = asked.best_pair()
+    assert pair is not None
+    assert pair.price.own_ms == pytest.approx(2000 + pair.price.transfer_ms + 35)
+    asked = choice(IDLE, [full, roomy])
+    assert asked.candidates[asked.local].name == "e"
+
+
+def test_a_beginning_that_others_hold_takes_no_room_and_a_past_of_its_own_does() -> None:
+    def room_ms(*, continues: bool) -> float:
+        there = candidate("d", cached=4000, continues=continues, room=250, freed=1000)
+        return choice(IDLE, [there]).local_price.prefill.room_ms
+
+    assert room_ms(continues=False) == pytest.approx(1000)
+    assert room_ms(continues=True) == pytest.approx(5000)
 
 
 def test_first_tokens_that_wait_for_their_kv_are_held_up_by_half_a_prefill() -> None:
@@ -217,8 +279,14 @@ def test_a_pool_that_computes_for_others_is_spared_the_more_the_busier_and_small
 
     prefill_ms = Rates(20_000).prefill_ms(5000, 0)
     assert queue_ms(0.0, 1) == 0.0
-    assert queue_ms(0.5, 1) == pytest.approx(5 * prefill_ms)
-    assert queue_ms(0.5, 7) == pytest.approx(5 * 0.5**3 / (7 * 0.5) * prefill_ms)
+    # As long as what is added to a queue of half of a server's load; of seven servers, hardly any of it.
+    assert queue_ms(0.5, 1) == pytest.approx(0.5 / (1 - 0.5) ** 2 * prefill_ms)
+    assert queue_ms(0.5, 7) == pytest.approx(0.5**3 / (7 * 0.5) * (3 + 1) * prefill_ms)
+
+
+def test_prompts_that_will_come_to_those_that_answer_wait_likewise() -> None:
+    busy = choice(IDLE, [candidate("d", prefilling=(0.5, 0.0))]).local_price.prefill
+    assert busy.others_ms == pytest.approx(2 * busy.price.prefill_ms)
 
 
 def test_kv_that_arrives_behind_prefills_waits_for_them() -> None:
@@ -234,12 +302,12 @@ def test_kv_that_arrives_behind_prefills_waits_for_them() -> None:
 def test_a_link_is_spared_the_more_the_busier_it_is() -> None:
     pair = choice([candidate("p")], [candidate("d", fetched=22.5e9)]).best_pair()
     assert pair is not None
-    assert pair.price.queue_ms == pytest.approx(5 * pair.price.transfer_ms)
+    assert pair.price.queue_ms == pytest.approx(2 * pair.price.transfer_ms)
 
 
 def test_no_first_token_comes_much_later_for_the_sake_of_others() -> None:
     held_up = candidate("d", decoding=200, prefilling=(0.9, 0.0))
-    assert names(Cost().decide(choice([candidate("p", waiting=1000)], [held_up]))) == ("p", "d")
+    assert names(Cost().decide(choice([candidate("p", waiting=700)], [held_up]))) == ("p", "d")
     asked = choice([candidate("p", waiting=2000)], [held_up])
     said = reason(Cost(), asked)
     assert said == "its first token would come in 2309 ms, locally in 260"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 
-from router.choose.cost import DECODE_WEIGHT
+from router.choose.cost import DECODE_WEIGHT, Candidate
 from router.choose.dispatch import Dispatch, SplitPlacement
 from router.choose.policies import policy
 from router.choose.split import RESUME_MS, decider
@@ -46,6 +49,17 @@ class Bench:
             answer_tokens=30,
             visible=True,
         )
+
+    def weigh(self, now: float, chain: Chain) -> Sequence[Candidate]:
+        return self.dispatch.weigh_split(
+            now,
+            self.replicas,
+            lambda _: [chain],
+            [chain.length],
+            decider=decider("never"),
+            links=self.links,
+            answer_tokens=30,
+        ).candidates
 
     def depth(self, chain: Chain, name: str) -> int:
         return self.index.match(name, chain.keys).depth
@@ -155,3 +169,19 @@ def test_a_replica_of_both_roles_hands_nothing_to_itself() -> None:
     split = bench.place(10.0, prompt(2))
     assert split.prefill is not None
     assert (split.prefill.replica.name, split.decode.replica.name) == ("p", "b")
+
+
+def test_what_is_in_flight_takes_room_at_the_one_that_answers_whoever_sent_it() -> None:
+    bench = Bench()
+    bench.place(0.0, prompt(1))
+    (end,) = (candidate.end for candidate in bench.weigh(1.0, prompt(2)) if candidate.name == "d")
+    assert end.room == 4096 * 16 - 1030
+    bench.replicas[1].scraped(Metrics(running=3.0, waiting=0.0, cache=CacheConfig(16, 4097)), 1.0)
+    bench.replicas[1].scraped(Metrics(running=3.0, waiting=0.0, cache=CacheConfig(16, 4097)), 2.0)
+    (end,) = (candidate.end for candidate in bench.weigh(2.0, prompt(2)) if candidate.name == "d")
+    # Two more than its own one, which are taken to be like the one that is asked about.
+    assert end.room == 4096 * 16 - 1030 - 2 * 1000
+    assert end.answering == 2
+    bench.replicas[1].metrics = Metrics(cache=CacheConfig(16))
+    (end,) = (candidate.end for candidate in bench.weigh(2.0, prompt(2)) if candidate.name == "d")
+    assert end.room == math.inf
