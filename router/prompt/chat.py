@@ -19,7 +19,7 @@ from jinja2 import nodes
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from router.prompt.frames import MEMBERS_OF_DICTS, Frame, stand_ins, verbatim
+from router.prompt.frames import MEMBERS_OF_DICTS, Frame, samples, stand_ins, verbatim
 from router.prompt.turns import MARK, analyse, marked, plain, tried
 
 if TYPE_CHECKING:
@@ -144,10 +144,13 @@ class ChatTemplate:
 
         text = render(contents)
         frame = Frame(render(stand_ins(len(contents))))
-        if frame.fill(contents) == text:
-            if len(self._frames) == _MOST_FRAMES:
-                self._frames.clear()
-            self._frames[key] = frame
+        probe = samples(len(contents))
+        if frame.fill(contents) != text or frame.fill(probe) != render(probe):
+            compiled.verbatim = False  # nothing says why, so that none of its frames is to be trusted
+            return text
+        if len(self._frames) == _MOST_FRAMES:
+            self._frames.clear()
+        self._frames[key] = frame
         return text
 
     def turns(self, tools: list[Any] | None, template: str | None = None) -> Turns | None:

@@ -17,11 +17,12 @@ from router.prompt.turns import from_front, lists_of_messages
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Stand for contents in a rendering from which a frame is made. No client can know them. The space at the edges is of a
-# kind that templates do not write: where it is gone, the template has stripped the content.
+# Stand for contents in a rendering from which a frame is made. No client can know them. The spaces at the edges are of
+# kinds that templates do not write: where they are gone, the template has stripped the content. Two kinds, since one
+# content may follow right behind another.
 _NAME: Final = secrets.token_hex(8)
-_EDGE: Final = "\u2003"
-_SLOT: Final = re.compile(f"({_EDGE}?)\ue0f3{_NAME}-([0-9]+)\ue0f4({_EDGE}?)")
+_LEFT, _RIGHT = "\u2003", "\u2002"
+_SLOT: Final = re.compile(f"({_LEFT}?)\ue0f3{_NAME}-([0-9]+)\ue0f4({_RIGHT}?)")
 
 MEMBERS_OF_DICTS: Final = frozenset(dir(dict))
 _CONSTANT_TESTS: Final = ("string", "defined", "undefined", "none", "mapping")
@@ -31,7 +32,12 @@ _OTHER_TEMPLATES: Final = nodes.Include | nodes.Import | nodes.FromImport | node
 
 def stand_ins(count: int) -> list[str]:
     """In place of the contents of so many messages."""
-    return [f"{_EDGE}\ue0f3{_NAME}-{place}\ue0f4{_EDGE}" for place in range(count)]
+    return [f"{_LEFT}\ue0f3{_NAME}-{place}\ue0f4{_RIGHT}" for place in range(count)]
+
+
+def samples(count: int) -> list[str]:
+    """Contents that show whether a frame strips what the template strips."""
+    return [f" {_NAME}-{place} " for place in range(count)]
 
 
 class Frame:

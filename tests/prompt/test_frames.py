@@ -128,6 +128,23 @@ def test_contents_that_may_do_more_have_none(source: str) -> None:
     assert not proven(source)._compile(None, None).verbatim
 
 
+def test_a_content_that_is_stripped_may_stand_right_before_one_that_is_not() -> None:
+    source = "{% for m in messages %}{{ m.content | trim if m.role == 'system' else m.content }}{% endfor %}"
+    template, plain = proven(source), ChatTemplate({"default": source}, SPECIAL)
+    for system, user in (("a", "b"), (" a ", " b ")):
+        chat = [("system", system), ("user", user)]
+        assert rendered(template, chat, True) == rendered(plain, chat, True)
+    assert template._frames
+
+
+def test_a_template_that_writes_the_spaces_of_stand_ins_itself_has_no_frames() -> None:
+    source = "{% for m in messages %}\u2003{{ m.content | trim }}{% endfor %}"
+    template, plain = proven(source), ChatTemplate({"default": source}, SPECIAL)
+    for content in ("\u2003a", "b"):
+        assert rendered(template, [("user", content)], True) == rendered(plain, [("user", content)], True)
+    assert not template._frames
+
+
 def test_few_frames_are_kept() -> None:
     template = proven(FRAMED["tiny"])
     roles = ("system", "user", "assistant", "tool")
