@@ -36,7 +36,7 @@ class Errand:
         self.cancelled = False
         """It ended by being cancelled."""
         self.error: Exception | None = None
-        """What it ended with, if that was an error."""
+        """What it ended with, if that was an error. Gone once `ended` was told."""
 
     def begin(self) -> None:
         """Run as far as there is nothing to wait for. If that is to the end, `ended` is told in the loop's next turn:
@@ -46,7 +46,7 @@ class Errand:
             return
         self._step()
         if self._coroutine is None:
-            self._loop.call_soon(self._ended, self)
+            self._loop.call_soon(self._tell)
 
     def cancel(self, _message: object = None) -> bool:
         """Raise CancelledError where it waits. False where it has ended."""
@@ -70,7 +70,11 @@ class Errand:
         self._waits_for = None
         self._step()
         if self._coroutine is None:
-            self._ended(self)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._ended(self)
+        self.error = None  # its traceback leads back here: not to wait for the garbage collector
 
     def _step(self) -> None:
         coroutine = self._coroutine

@@ -366,7 +366,10 @@ class EventWatch:
         if len(events) != len(objects):
             events = self._one_by_one(objects)
         for event in events:
-            self._chunk(event)
+            if isinstance(event, dict):
+                self._chunk(event)
+            else:
+                self._opaque = True  # they are JSON only together
 
     def _one_by_one(self, objects: list[bytes]) -> list[Any]:
         """Those of them that are JSON."""

@@ -91,3 +91,11 @@ def test_counts_of_messages_that_are_none_are_not_taken_for_some(nonsense: objec
     usage = {"input_tokens": 5, "cache_read_input_tokens": nonsense, "output_tokens": nonsense}
     answer = seen(JsonWatch(), json.dumps({"type": "message", "content": [], "usage": usage}).encode(), 1 << 20)
     assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, None, None)
+
+
+def test_pieces_that_are_json_only_together_are_none() -> None:
+    watch = EventWatch()
+    for data in (b'{"choices": [{"text": "a"}]}', b'{"id": 1},2', b'{"id": [3', b'{"id": 4}]}'):
+        watch.feed(b"data: " + data + b"\n\n")
+    assert not watch.whole
+    assert watch.answer().text is None
