@@ -230,6 +230,9 @@ class Attempt(Sink):
     def head(self, head: Head) -> None:
         self._begun(head)
         assert self._connection is not None
+        if self._client.started:
+            self._connection.leave(self)  # it was cut in this turn of the loop, and has been told so
+            return
         if self._observer.retries(head.status):
             # Others than 500 say of themselves that the request was not, or need not have been, worked on.
             self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}", begun=head.status == 500))

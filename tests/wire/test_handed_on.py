@@ -10,7 +10,7 @@ from httptools import HttpRequestParser, HttpResponseParser
 from router.wire.attempts import Attempt, Patience
 from router.wire.front import Door, Front
 from router.wire.http import Request
-from tests.fuzz.stage import LIMITS, TURNS, Onlooker, Wire, stage_pool
+from tests.fuzz.stage import LIMITS, TURNS, Onlooker, Stage, Wire, stage_pool
 
 ASKED = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -48,6 +48,21 @@ async def test_who_leaves_as_its_answer_ends_does_not_take_the_next_ones_connect
     replica.protocol.data_received(ANSWER)
     await settle()
     assert bytes(seen.written) == ANSWER
+
+
+async def test_an_answer_that_comes_as_its_client_is_cut_is_not_passed_on() -> None:
+    stage = Stage(lambda _: None)
+    stage.front.data_received(ASKED)
+    await asyncio.sleep(0)
+    (replica,) = stage.wires
+    # Both in one turn of the loop.
+    stage.door.cut()
+    replica.protocol.data_received(ANSWER)
+    await stage.settle()
+    assert bytes(stage.client.written).startswith(b"HTTP/1.1 503 ")
+    assert ANSWER not in stage.client.written
+    assert replica.aborted
+    await stage.leave()
 
 
 async def test_what_is_over_does_not_wait_for_the_garbage_collector() -> None:
