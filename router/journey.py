@@ -195,7 +195,7 @@ class Journey:
         """Give the request what it carries beside the client's own headers. Returns its body."""
         if not request.id:
             request.id = b"%s%016x" % (self._ids, next(self._numbers))
-            request.headers = [*request.headers, (b"X-Request-Id", request.id)]
+            request.headers.append((b"X-Request-Id", request.id))
         if self.rules.replica_headers:
             request.headers = [*request.headers, *self.rules.replica_headers]
         return request.body

@@ -95,7 +95,7 @@ class Candidate:
     ) -> None:
         self.name = name
         self.cached = cached
-        self.hit = sum(cached)
+        self.hit = cached[0] if len(cached) == 1 else sum(cached)
         self.continues = continues
         self.waiting_ms = waiting_ms
         self.decoding = decoding
@@ -126,9 +126,12 @@ def holds(candidate: Candidate, tokens: Sequence[int]) -> int:
     return sum(tokens) - (0 if candidate.continues else candidate.hit)
 
 
-def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates, *, branch: bool) -> list[Price]:
+def prices(candidates: list[Candidate], tokens: Sequence[int], rates: Rates, *, branch: bool) -> list[Price]:
     """What a request with prompts of `tokens` costs at each candidate. `branch`: it begins a new one."""
-    least = min([candidate.routed for candidate in candidates])
+    least = candidates[0].routed
+    for candidate in candidates:
+        if candidate.routed < least:
+            least = candidate.routed
     found = []
     before, alone = None, 0.0
     for candidate in candidates:
@@ -141,7 +144,7 @@ def prices(candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates,
     return found
 
 
-def begins_branch(candidates: Sequence[Candidate]) -> bool:
+def begins_branch(candidates: list[Candidate]) -> bool:
     """Whether the request is new everywhere: no replica holds a past that ends where this request goes on."""
     deepest, continues = -1, False
     for candidate in candidates:

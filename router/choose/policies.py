@@ -19,7 +19,7 @@ class Decision:
 
     __slots__ = ("candidate", "candidates", "chosen", "price", "prices", "reason")
 
-    def __init__(self, chosen: int, reason: str, candidates: Sequence[Candidate], prices: Sequence[Price]) -> None:
+    def __init__(self, chosen: int, reason: str, candidates: list[Candidate], prices: list[Price]) -> None:
         self.chosen = chosen
         self.reason = reason
         self.candidates = candidates
@@ -29,7 +29,7 @@ class Decision:
 
 
 class Policy(Protocol):
-    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
+    def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
         """The index of the candidate to use, and why. `branch`: the request begins a new one."""
 
 
@@ -40,16 +40,23 @@ class Cost:
 
     tie_band_ms: float
 
-    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
-        bound = min([price.total_ms for price in prices]) + self.tie_band_ms
+    def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
+        bound = prices[0].total_ms
+        for price in prices:
+            if price.total_ms < bound:
+                bound = price.total_ms
+        bound += self.tie_band_ms
         chosen = -1
         for place, price in enumerate(prices):
             if price.total_ms <= bound and (chosen < 0 or _before(candidates[place], candidates[chosen], branch)):
                 chosen = place
         if branch:
             return chosen, "least cost for a new branch"
-        warmest = max([candidate.hit for candidate in candidates])
-        return chosen, "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
+        hit = candidates[chosen].hit
+        for candidate in candidates:
+            if candidate.hit > hit:
+                return chosen, "warm elsewhere, but the wait there costs more"
+        return chosen, "warm"
 
 
 def _before(one: Candidate, other: Candidate, branch: bool) -> bool:
@@ -69,7 +76,7 @@ class RoundRobin:
 
     _turn: int = 0
 
-    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
+    def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
         order = sorted(range(len(candidates)), key=lambda i: candidates[i].name)
         turn, self._turn = self._turn, self._turn + 1
         return order[turn % len(order)], "its turn"
@@ -79,7 +86,7 @@ class RoundRobin:
 class LeastLoad:
     """The fewest requests in flight; among equals the one that was given the least work lately."""
 
-    def pick(self, candidates: Sequence[Candidate], prices: Sequence[Price], *, branch: bool) -> tuple[int, str]:
+    def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
         chosen = min(
             range(len(candidates)), key=lambda i: (candidates[i].in_flight, candidates[i].routed, candidates[i].name)
         )
@@ -96,7 +103,7 @@ def policy(name: str, *, tie_band_ms: float) -> Policy:
     return policies[name]()
 
 
-def decide(policy: Policy, candidates: Sequence[Candidate], tokens: Sequence[int], rates: Rates) -> Decision:
+def decide(policy: Policy, candidates: list[Candidate], tokens: Sequence[int], rates: Rates) -> Decision:
     """Price every candidate and let the policy pick. At least one candidate."""
     branch = begins_branch(candidates)
     priced = prices(candidates, tokens, rates, branch=branch)

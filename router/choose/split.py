@@ -135,7 +135,7 @@ class SplitDecision:
     prefill: int | None
     decode: int
     reason: str
-    candidates: Sequence[Candidate]
+    candidates: list[Candidate]
     answering: Sequence[int]
     locals: Sequence[LocalPrice]
     local: int
@@ -155,7 +155,7 @@ class Choice:
     those that may answer (at least one). A replica that does both stands in both. `tokens`: the lengths of the prompts.
     """
 
-    candidates: Sequence[Candidate]
+    candidates: list[Candidate]
     computing: Sequence[int]
     answering: Sequence[int]
     tokens: Sequence[int]

@@ -41,10 +41,12 @@ class Errand:
     def begin(self) -> None:
         """Run as far as there is nothing to wait for. If that is to the end, `ended` is told in the loop's next turn:
         else one errand after the other would pile up on the stack."""
-        if asyncio.current_task(self._loop) is not None:
+        try:
+            _enter_task(self._loop, self._task)
+        except RuntimeError:
             self._loop.call_soon(self._go_on)  # no task runs inside another
             return
-        self._step()
+        self._run()
         if self._coroutine is None:
             self._loop.call_soon(self._tell)
 
@@ -68,7 +70,8 @@ class Errand:
 
     def _go_on(self, _awaited: object = None) -> None:
         self._waits_for = None
-        self._step()
+        _enter_task(self._loop, self._task)
+        self._run()
         if self._coroutine is None:
             self._tell()
 
@@ -76,11 +79,14 @@ class Errand:
         self._ended(self)
         self.error = None  # its traceback leads back here: not to wait for the garbage collector
 
-    def _step(self) -> None:
+    @property
+    def _task(self) -> asyncio.Task[None]:
+        return cast("asyncio.Task[None]", self)
+
+    def _run(self) -> None:
+        """As the task that was entered, up to where it has to wait."""
         coroutine = self._coroutine
         assert coroutine is not None
-        task = cast("asyncio.Task[None]", self)
-        _enter_task(self._loop, task)
         try:
             if self._to_cancel:
                 self._to_cancel = False
@@ -97,7 +103,7 @@ class Errand:
         else:
             self._wait_for(awaited)
         finally:
-            _leave_task(self._loop, task)
+            _leave_task(self._loop, self._task)
 
     def _wait_for(self, awaited: Any) -> None:
         if awaited is None:

@@ -139,6 +139,7 @@ class Front:
         "_key",
         "_lingering",
         "_loop",
+        "_method",
         "_overhead",
         "_parser",
         "_parsing",
@@ -184,6 +185,7 @@ class Front:
         self._head_size = 0  # bytes of the request line and headers that were parsed
         self._in_body = False
         self._http11 = False
+        self._method = b""
         self._upgraded_body = False  # there is one, and the parser will not read it
         self._refusal: Refusal | None = None
         self._lingering = False
@@ -395,6 +397,7 @@ class Front:
         if self._door.keys is not None and not self._admitted(self._door.keys):
             self._refusal = errors.unauthorized()
             return
+        self._method = parser.get_method()
         version = parser.get_http_version()
         self._http11 = version == "1.1"
         if version not in ("1.0", "1.1"):
@@ -404,9 +407,9 @@ class Front:
         elif codings and (codings != [b"chunked"] or version == "1.0"):
             # Other codings would reach the replica unnamed; HTTP/1.0 knows none (RFC 9112 6.1).
             self._refusal = errors.bad_request("of Transfer-Encoding only `chunked` is served, in HTTP/1.1")
-        elif (method := parser.get_method()) not in METHODS:
+        elif (method := self._method) not in METHODS:
             self._refusal = errors.bad_request(f"{method.decode('latin-1')} is not served here")
-        elif not TARGET.match(self._target):
+        elif not self._target.startswith(b"/") and not TARGET.match(self._target):
             self._refusal = errors.bad_request("the target is no path")
         elif lengths > limits.body_bytes:
             self._refusal = errors.body_too_large(limits.body_bytes)
@@ -460,7 +463,7 @@ class Front:
         body = b"" if pieces is None else pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._ready.append(
             Request(
-                method=parser.get_method(),
+                method=self._method,
                 target=target,
                 headers=self._headers,
                 body=body,
@@ -482,7 +485,7 @@ class Front:
         """The protocol asked for, if it is WebSocket (RFC 6455 4.1). Others are not passed on: HTTP/2 spoken through us
         (`h2c`) would be requests that nobody here has looked at."""
         asked = b", ".join(value for name, value in self._headers if name.lower() == b"upgrade")
-        plain = parser.get_method() == b"GET" and not self._body_size
+        plain = self._method == b"GET" and not self._body_size
         return asked if self._http11 and plain and asked.strip().lower() == b"websocket" else b""
 
     def _drop_body(self) -> None:

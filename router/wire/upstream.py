@@ -285,7 +285,7 @@ class Upstream:
             return  # interim (RFC 9110 15.2): the answer proper follows
         head = Head(status, self._reason, self._headers)
         codings = head.codings
-        if not 200 <= status < 600 or not REASON.fullmatch(self._reason):
+        if not 200 <= status < 600 or (self._reason != b"OK" and not REASON.fullmatch(self._reason)):
             self._nonsense = "status"
             return
         if codings and (codings != [b"chunked"] or parser.get_http_version() == "1.0"):
