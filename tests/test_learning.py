@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import fake_backend
@@ -49,8 +48,7 @@ async def _held(path: str, body: bytes, answer: Answer) -> tuple[int, int]:
         answer_tokens=prompt.answer_tokens,
         visible=False,
     )
-    clock = asyncio.get_running_loop().time
-    leg = Leg(prompt, placement, lambda _: None, clock, show_choice=False, rank_given=False)
+    leg = Leg(prompt, placement, lambda _: None, show_choice=False, rank_given=False)
     leg._answer = answer
     learning.answered(leg)
     reading.close()
