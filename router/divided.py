@@ -296,19 +296,30 @@ class _Legs:
         """Both at once: the one that answers waits for what the other one sends."""
         loop = asyncio.get_running_loop()
         computing, answering = loop.create_task(self._compute()), loop.create_task(self._answer(ahead))
+        outcome: Outcome | None = None
+        failure: BaseException | None = None
         try:
             await asyncio.wait({computing, answering}, return_when=asyncio.FIRST_COMPLETED)
             if computing.done() and computing.exception() is not None and not self._client.started:
                 await computing  # the other one would wait for what never comes
-            return await answering
+            outcome = await answering
+        except BaseException as error:
+            failure = error
+        # Not in a `finally`: compiled, what is being raised while a coroutine waits there is never let go of.
+        if answering.done() and not answering.cancelled() and answering.exception() is None:
+            # What was answered was computed: its end is near, and the client need not wait for it.
+            self._divided.aside(_ended(computing))
+        else:
+            computing.cancel()
+            answering.cancel()
+            await _ended(computing, answering)
+        if outcome is not None:
+            return outcome
+        assert failure is not None
+        try:
+            raise failure
         finally:
-            if answering.done() and not answering.cancelled() and answering.exception() is None:
-                # What was answered was computed: its end is near, and the client need not wait for it.
-                self._divided.aside(_ended(computing))
-            else:
-                computing.cancel()
-                answering.cancel()
-                await _ended(computing, answering)
+            del failure  # its traceback leads back here
 
     # -- the one that computes ----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,20 @@ def test_what_is_to_be_compiled_is_there(build: ModuleType) -> None:
 
 def test_what_gives_other_threads_a_turn_stays_interpreted(build: ModuleType) -> None:
     assert "router/prompt/others.py" not in build.HOT
+
+
+def test_nothing_compiled_waits_while_an_exception_is_at_hand(build: ModuleType) -> None:
+    # A coroutine of mypyc's leaves it behind in the thread then, and whatever is raised later holds on to it.
+    waits = (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)
+    found = []
+    for name in build.HOT:
+        for node in ast.walk(ast.parse((CHECKOUT / name).read_text())):
+            if isinstance(node, ast.Try):
+                within = [*node.finalbody, *(each for handler in node.handlers for each in handler.body)]
+                found += [
+                    f"{name}:{each.lineno}" for part in within for each in ast.walk(part) if isinstance(each, waits)
+                ]
+    assert found == []
 
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
