@@ -266,6 +266,7 @@ class Journey:
         leg.way = course
         leg.resumable = course.rules.resume and resumable(course.request, leg)
         leg.tells_its_end = course.request.path.endswith("/completions")
+        leg.vectors = course.request.path.endswith("/embeddings")
         try:
             last = await self._exchange(course, leg)
         except FellBackError:

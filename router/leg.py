@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Opening, Said, Verdict, Watch
+from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Opening, Said, UsageWatch, Verdict, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +60,7 @@ class Leg:
         "resumable",
         "split",
         "tells_its_end",
+        "vectors",
         "way",
     )
 
@@ -91,6 +92,8 @@ class Leg:
         """Whether its answer may go on elsewhere if it breaks off."""
         self.tells_its_end = False
         """Whether a stream in answer to it says where it ends."""
+        self.vectors = False
+        """Whether its answer is vectors, and no text."""
         self.way: Way | None = None
         self._first_token = first_token
         self._show_choice = show_choice
@@ -129,7 +132,7 @@ class Leg:
             if stream:
                 self._watch = EventWatch()
             elif head.kind.startswith(b"application/json"):
-                self._watch = JsonWatch()
+                self._watch = UsageWatch() if self.vectors else JsonWatch()
         shown: Headers = []
         if self.split is not None:
             # What the engines know it by may be another name.

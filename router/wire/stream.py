@@ -13,6 +13,8 @@ import orjson
 MAX_LINE_BYTES: Final = 1024 * 1024
 # The most of a whole JSON answer that is kept for reading at its end.
 MAX_JSON_BYTES: Final = 1024 * 1024
+# Of an answer that is vectors so much of the end is kept; its usage takes some 150 bytes.
+USAGE_BYTES: Final = 1024
 # An answer's text beyond this is no longer gathered: its blocks will not be known to the index.
 MAX_TEXT_CHARS: Final = 1024 * 1024
 MAX_TOKEN_IDS: Final = 128 * 1024
@@ -550,4 +552,28 @@ class JsonWatch:
         answer.token_ids = _ids(choice.get("token_ids"))
         if isinstance(reason := choice.get("finish_reason"), str):
             answer.finish_reason = reason
+        return answer
+
+
+class UsageWatch:
+    """Reads but the usage, at the end of a whole JSON answer: the rest is vectors, perhaps megabytes of them."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, piece: bytes) -> None:
+        self._tail = (self._tail + piece[-USAGE_BYTES:])[-USAGE_BYTES:]
+
+    def answer(self) -> Answer:
+        answer = Answer()
+        begin = self._tail.rfind(b'"usage"')
+        if begin >= 0:
+            try:
+                # The brace that ends the answer ends this too.
+                members: Any = orjson.loads(b"{" + self._tail[begin:])
+            except orjson.JSONDecodeError:
+                return answer
+            _usage(answer, members["usage"])
         return answer

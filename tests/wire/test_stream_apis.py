@@ -10,7 +10,7 @@ import pytest
 from router.prompt.reader import Reader
 from router.prompt.request import read
 from router.prompt.tokens import Tokenizer
-from router.wire.stream import Answer, EventWatch, JsonWatch
+from router.wire.stream import Answer, EventWatch, JsonWatch, UsageWatch
 from tests.prompt.test_against_vllm import DATA, TINY
 
 RECORDED: dict[str, dict[str, str]] = json.loads((DATA / "apis.json").read_bytes())
@@ -99,3 +99,28 @@ def test_pieces_that_are_json_only_together_are_none() -> None:
         watch.feed(b"data: " + data + b"\n\n")
     assert not watch.whole
     assert watch.answer().text is None
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_of_vectors_the_usage_alone_is_read(step: int) -> None:
+    usage = {
+        "prompt_tokens": 5,
+        "total_tokens": 5,
+        "completion_tokens": 0,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    whole = {"object": "list", "data": [{"index": 0, "embedding": [0.25] * 3000}], "usage": usage}
+    data, watch = json.dumps(whole).encode(), UsageWatch()
+    for start in range(0, len(data), step):
+        watch.feed(data[start : start + step])
+    answer = watch.answer()
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, 4, 0)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"usage"', b'"usage"', b'{"usage":null}', b'"usage":[1]}', b'{"a":"usage"}']
+)
+def test_where_no_usage_is_told_none_is_read(data: bytes) -> None:
+    watch = UsageWatch()
+    watch.feed(data)
+    assert watch.answer() == Answer()
