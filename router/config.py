@@ -243,7 +243,8 @@ class Prompt(Section, frozen=True):
         Meta(
             ge=0,
             description="Memory for token ids and block hashes of earlier prompts, about 7 bytes a token: a next turn "
-            "then costs only what is new in it. 0 remembers nothing.",
+            "then costs only what is new in it. 0 remembers nothing. fastokens keeps 32 MiB of its own beside it, for "
+            "each tokenizer.",
         ),
     ] = 256 * 1024 * 1024
 

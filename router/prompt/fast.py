@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("warmroute.prompt")
 
+MANY_WORDS = 16_384
+
 _TEXTS = (
     "",
     " ",
@@ -47,7 +49,15 @@ def load(reference: tokenizers.Tokenizer, name: str) -> Any | None:
     if different is not None:
         log.warning("%s: fastokens is not used, its tokens differ for %.80r", name, different)
         return None
+    engine.encode(_many_words())
     return engine
+
+
+def _many_words() -> str:
+    """More words that are no tokens than the engine meets without help of its large cache, 32 MiB, which it makes then:
+    at the start, rather than under some request or other."""
+    chance = random.Random(0)
+    return " ".join(["".join(chance.choices("abcdefghijklmnop", k=8)) for _ in range(MANY_WORDS)])
 
 
 def _difference(reference: tokenizers.Tokenizer, engine: Any) -> str | None:
