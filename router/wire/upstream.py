@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 import httptools
 
 from router.names import Name
-from router.wire.http import Head, Headers
+from router.wire.http import CODING, LENGTH, Head, Headers, fate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -274,6 +274,8 @@ class Upstream:
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._headed:
             self._headers.append((name, value))
+        elif not self._complete and fate(name) in (LENGTH, CODING):
+            self._nonsense = "trailers"  # framing told when all is said: where the answer ends is a matter of taste
 
     def on_headers_complete(self) -> None:
         if self._complete or self._nonsense:

@@ -96,3 +96,9 @@ async def _play(data: bytes, where: list[int], asked: bytes, ending: str) -> Non
         assert message is not None, "a connection with no whole answer is kept"
         assert not data[message.ends :].strip(b"\r\n"), "a connection with surplus bytes is kept"
     await stage.leave()
+
+
+async def test_an_answer_with_framing_in_its_trailers_is_none() -> None:
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: y\r\n%s\r\n\r\n"
+    for trailer in (b"Transfer-Encoding: chunked", b"Content-Length: 5"):
+        await _play(data % trailer, [], REQUESTS[0], "end")
