@@ -15,43 +15,18 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# What a request passes on its way. Not all of the router: what mypyc cannot compile, or what is not in a hurry, stays.
-HOT = (
-    *("router/course.py", "router/divided.py", "router/evidence.py", "router/journey.py", "router/learning.py"),
-    *(
-        "router/leg.py",
-        "router/reading.py",
-        "router/resuming.py",
-        "router/series.py",
-        "router/telemetry.py",
-        "router/trail.py",
-    ),
-    *("router/choose/cost.py", "router/choose/dispatch.py", "router/choose/policies.py", "router/choose/split.py"),
-    *("router/fleet/breaker.py", "router/fleet/discovery.py", "router/fleet/ledger.py", "router/fleet/rates.py"),
-    *("router/fleet/replica.py", "router/index/feedback.py", "router/index/gallop.py", "router/index/held.py"),
-    *("router/index/known.py", "router/index/memory.py", "router/index/neighbour_index.py"),
-    *("router/index/residency.py", "router/index/shared_index.py", "router/index/shared_known.py"),
-    *("router/prompt/blocks.py", "router/prompt/bodies.py", "router/prompt/cache.py", "router/prompt/chat.py"),
-    *("router/prompt/continuing.py", "router/prompt/turns.py"),
-    *(
-        "router/prompt/frames.py",
-        "router/prompt/hashing.py",
-        "router/prompt/memo.py",
-        "router/prompt/reader.py",
-        "router/prompt/readers.py",
-    ),
-    *("router/prompt/request.py", "router/prompt/segments.py", "router/prompt/tokens.py"),
-    *("router/wire/alarms.py", "router/wire/attempts.py", "router/wire/errand.py", "router/wire/errors.py"),
-    *(
-        "router/wire/front.py",
-        "router/wire/gather.py",
-        "router/wire/http.py",
-        "router/wire/own.py",
-        "router/wire/resumed.py",
-        "router/wire/seam.py",
-    ),
-    *("router/wire/stream.py", "router/wire/upgrade.py", "router/wire/upstream.py"),
-)
+# What a request passes on its way, by directory. Not all of the router: what mypyc cannot compile, or what is not in a
+# hurry, stays.
+_HOT = {
+    "router": "course divided evidence journey learning leg reading resuming series telemetry trail",
+    "router/choose": "cost dispatch policies split",
+    "router/fleet": "breaker discovery ledger rates replica",
+    "router/index": "feedback gallop held known memory neighbour_index residency shared_index shared_known",
+    "router/prompt": "blocks bodies cache chat continuing frames hashing memo reader readers request segments "
+    "tokens turns",
+    "router/wire": "alarms attempts errand errors front gather http own resumed seam stream upgrade upstream",
+}
+HOT = tuple(f"{directory}/{module}.py" for directory, modules in _HOT.items() for module in modules.split())
 COPIED = ("router", "fake_backend", "bench", "tests", "docs", "pyproject.toml")
 GROUP = "warmroute"
 

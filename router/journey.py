@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from router.index.shared import Shared
     from router.index.shared_codec import Outside
     from router.prompt.blocks import Chain
-    from router.reading import Prompt, Reading
+    from router.reading import Looked, Prompt, Reading
     from router.telemetry import Telemetry
     from router.tracing import Tracer
     from router.wire.attempts import Outcome
@@ -164,19 +164,15 @@ class Journey:
     async def _serve(self, request: Request, client: Front, trail: Trail) -> tuple[str, int]:
         """How it ended, and the status that the client was told."""
         begun = perf_counter()
-        body = self._prepared(request)
-        prompt: Prompt | None = None
+        self._prepare(request)
         if not self._fleet.serves:
             return self._refuse(
                 client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
             )
-        if (ask := self._asked(request)) is not None:
-            prompt = self._reading.prompt(ask, request.path, len(body))
-        else:
-            prompt, body = await self._read_aside(request)
-        course = self._course(request, client, prompt, body)
-        trail.model, trail.stream, trail.tried = prompt.ask.model, prompt.ask.stream, course.tried
-        del prompt, body, ask  # an open stream is not to hold them beyond their use
+        looked = self._reading.look(request.path, request.body) if request.method == b"POST" else (None, 0)
+        course = self._begin_at_once(request, client, looked) or await self._begin_aside(request, client, looked)
+        del looked  # an open stream is not to hold it beyond its use
+        trail.model, trail.stream, trail.tried = course.prompt.ask.model, course.prompt.ask.stream, course.tried
         while True:
             outside = await self._others(course) if self._shared is not None else None
             leg = self._next(course, outside)
@@ -191,30 +187,32 @@ class Journey:
                 break
         return self._give_up(course)
 
-    def _prepared(self, request: Request) -> bytes:
-        """Give the request what it carries beside the client's own headers. Returns its body."""
+    def _prepare(self, request: Request) -> None:
+        """Give the request what it carries beside the client's own headers."""
         if not request.id:
             request.id = b"%s%016x" % (self._ids, next(self._numbers))
             request.headers.append((b"X-Request-Id", request.id))
         if self.rules.replica_headers:
             request.headers = [*request.headers, *self.rules.replica_headers]
-        return request.body
 
-    def _asked(self, request: Request) -> Ask | None:
-        """What it asks for; None where that takes long enough to be read aside."""
-        if request.method != b"POST":
-            return Ask()
-        ask = self._reading.at_once(request.path, request.body)
-        return None if ask is None or ask.hand_off else ask
-
-    async def _read_aside(self, request: Request) -> tuple[Prompt, bytes]:
-        """The prompt of a long request, and its body as it may go on to a replica."""
+    def _begin_at_once(self, request: Request, client: Front, looked: Looked) -> Course | None:
+        """Read a request as most are; None where that takes long, or its body has to be changed. No coroutine: one more
+        would be felt in each request."""
         body, path = request.body, request.path
-        ask, size = await self._reading.ask(path, body)
+        ask = self._reading.at_once(path, body, looked) if request.method == b"POST" else Ask()
+        if ask is None or ask.hand_off:
+            return None
+        return self._course(request, client, self._reading.prompt(ask, path, len(body)), body)
+
+    async def _begin_aside(self, request: Request, client: Front, looked: Looked) -> Course:
+        """Read any other request, in a thread where it is long."""
+        body, path = request.body, request.path
+        ask, size = await self._reading.ask(path, body, looked)
         if ask.hand_off:
             # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
             body = await self._reading.aside(len(body), lambda: without_hand_off(request.body))
-        return await self._reading.aside(size, lambda: self._reading.prompt(ask, path, len(body))), body
+        prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, path, len(body)))
+        return self._course(request, client, prompt, body)
 
     def _course(self, request: Request, client: Front, prompt: Prompt, body: bytes) -> Course:
         rules, rank = self.rules, asked_rank(request)

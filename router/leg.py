@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from router.wire.attempts import Attempt
     from router.wire.http import Head, Headers, Request
 
-REQUEST_ID: Final = b"x-request-id"
 RANK_HEADER: Final = b"X-data-parallel-rank"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from router.prompt.blocks import NO_EXTRA, Chain, Extra
 from router.prompt.hashing import Hashing
@@ -41,6 +41,9 @@ BODY_BYTES_PER_TOKEN: Final = 4
 ANY_MODELS_TOKENS: Final = 512
 _NO_ROWS: Final[list[Row]] = []
 T = TypeVar("T")
+
+Looked: TypeAlias = tuple[Beginning | None, int]
+"""What is known of a body by its beginning, and how many of its bytes are new."""
 
 
 class View:
@@ -108,15 +111,20 @@ class Reading:
         """End the threads that read long prompts."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def at_once(self, path: str, body: bytes) -> Ask | None:
-        """What a request asks for, if little enough of it is new to be read at once."""
+    def look(self, path: str, body: bytes) -> Looked:
+        """What is known of a request before it is read."""
         beginning = self._readers.beginning(path, body)
-        return read(path, body, beginning) if _new_bytes(body, beginning) <= READ_ASIDE_BYTES else None
+        known = beginning.known if beginning is not None else None
+        return beginning, len(body) - (known.end if known is not None else 0)
 
-    async def ask(self, path: str, body: bytes) -> tuple[Ask, int]:
+    def at_once(self, path: str, body: bytes, looked: Looked) -> Ask | None:
+        """What a request asks for, if little enough of it is new to be read at once."""
+        beginning, size = looked
+        return read(path, body, beginning) if size <= READ_ASIDE_BYTES else None
+
+    async def ask(self, path: str, body: bytes, looked: Looked | None = None) -> tuple[Ask, int]:
         """What a request asks for, and how many bytes of its body are new."""
-        beginning = self._readers.beginning(path, body)
-        size = _new_bytes(body, beginning)
+        beginning, size = looked or self.look(path, body)
         return await self.aside(size, lambda: read(path, body, beginning)), size
 
     def prompt(self, ask: Ask, path: str, body_bytes: int) -> Prompt:
@@ -217,9 +225,3 @@ class Reading:
         if card is not None and card.parent is not None:
             return Extra(lora_name=card.id, lora_path=card.root, cache_salt=ask.cache_salt)
         return Extra(cache_salt=ask.cache_salt) if ask.cache_salt else NO_EXTRA
-
-
-def _new_bytes(body: bytes, beginning: Beginning | None) -> int:
-    """How much of a body no earlier one began with."""
-    known = beginning.known if beginning is not None else None
-    return len(body) - (known.end if known is not None else 0)

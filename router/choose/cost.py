@@ -128,10 +128,7 @@ def holds(candidate: Candidate, tokens: Sequence[int]) -> int:
 
 def prices(candidates: list[Candidate], tokens: Sequence[int], rates: Rates, *, branch: bool) -> list[Price]:
     """What a request with prompts of `tokens` costs at each candidate. `branch`: it begins a new one."""
-    least = candidates[0].routed
-    for candidate in candidates:
-        if candidate.routed < least:
-            least = candidate.routed
+    least = min([candidate.routed for candidate in candidates])
     found = []
     before, alone = None, 0.0
     for candidate in candidates:

@@ -41,22 +41,15 @@ class Cost:
     tie_band_ms: float
 
     def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
-        bound = prices[0].total_ms
-        for price in prices:
-            if price.total_ms < bound:
-                bound = price.total_ms
-        bound += self.tie_band_ms
+        bound = min([price.total_ms for price in prices]) + self.tie_band_ms
         chosen = -1
         for place, price in enumerate(prices):
             if price.total_ms <= bound and (chosen < 0 or _before(candidates[place], candidates[chosen], branch)):
                 chosen = place
         if branch:
             return chosen, "least cost for a new branch"
-        hit = candidates[chosen].hit
-        for candidate in candidates:
-            if candidate.hit > hit:
-                return chosen, "warm elsewhere, but the wait there costs more"
-        return chosen, "warm"
+        warmest = max([candidate.hit for candidate in candidates])
+        return chosen, "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
 
 
 def _before(one: Candidate, other: Candidate, branch: bool) -> bool:

@@ -57,7 +57,6 @@ class Replica:
     """`name` is host:port, unique in the fleet."""
 
     __slots__ = (
-        "_has_strangers",
         "_metrics",
         "_state",
         "_strangers",
@@ -115,7 +114,6 @@ class Replica:
         self.elsewhere = 0
         """Requests that other routers have there, as these tell."""
         self._strangers: tuple[tuple[int, int], tuple[int, int]] = NO_STRANGERS
-        self._has_strangers = False
         self.metrics = metrics
 
     @property
@@ -172,13 +170,12 @@ class Replica:
         strangers_waiting = min(waiting, surplus)
         # The engine's gauges are a step old and its end of a request comes before ours: what is seen once may be one
         # of our own. What is seen twice is somebody else's.
-        seen = (self._strangers[1], (surplus - strangers_waiting, strangers_waiting))
-        self._strangers, self._has_strangers = seen, seen != NO_STRANGERS
+        self._strangers = (self._strangers[1], (surplus - strangers_waiting, strangers_waiting))
 
     def strangers(self, now: float) -> tuple[int, int]:
         """Requests (running, waiting) at the engine that no router we hear of sent; zeros where its metrics are stale
         or missing."""
-        if not self._has_strangers or self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
+        if self.scraped_at is None or now - self.scraped_at > STALE_SECONDS:
             return 0, 0
         (running, waiting), (running_too, waiting_too) = self._strangers
         return min(running, running_too), min(waiting, waiting_too)
@@ -188,4 +185,4 @@ class Replica:
         self.epoch += 1
         self.load = Load()
         self.breaker = Breaker()
-        self._strangers, self._has_strangers = NO_STRANGERS, False
+        self._strangers = NO_STRANGERS

@@ -170,7 +170,7 @@ class Attempt(Sink):
         # One alarm for both bounds: it comes in time for the shorter one, and looks then which of them holds.
         self._alarm = self._client.alarms.after(min(self._patience.first_byte, self._patience.idle), self)
         try:
-            connection = pool.take_idle() or await pool.connection(fresh=True)
+            connection = pool.take_idle() or await pool.connect()
             while True:
                 self._connection = connection
                 if self._done.done():
@@ -189,7 +189,7 @@ class Attempt(Sink):
                 # It was closed while idle, as keep-alive allows at any moment: no sign of ill health. A fresh
                 # connection to the same replica settles it.
                 self._done = self._loop.create_future()
-                connection = await pool.connection(fresh=True)
+                connection = await pool.connect()
         except BrokenError as error:
             return Outcome(Ending.UNREACHED, why=str(error))
         except ExhaustedError:

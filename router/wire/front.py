@@ -324,8 +324,8 @@ class Front:
         """Read a request once more that offers another protocol and has a body, as Java's clients send them: the parser
         takes that for the other protocol's."""
         assert self._parser is not None
-        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
-        lines = [b"%s %s HTTP/%s\r\n" % (method, self._target, version)]
+        version = self._parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s\r\n" % (self._method, self._target, version)]
         lines += [b"%s: %s\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
         self._upgraded_body = False
         self._parser = None
@@ -390,14 +390,14 @@ class Front:
                 codings.append(value.strip().lower())
         if self._refusal is not None:
             return
-        if (lengths or codings) and parser.should_upgrade() and parser.get_method() != b"CONNECT":
+        method = self._method = parser.get_method()
+        if (lengths or codings) and parser.should_upgrade() and method != b"CONNECT":
             self._upgraded_body = True
             return
         self._body_since = self._progress
         if self._door.keys is not None and not self._admitted(self._door.keys):
             self._refusal = errors.unauthorized()
             return
-        self._method = parser.get_method()
         version = parser.get_http_version()
         self._http11 = version == "1.1"
         if version not in ("1.0", "1.1"):
@@ -407,7 +407,7 @@ class Front:
         elif codings and (codings != [b"chunked"] or version == "1.0"):
             # Other codings would reach the replica unnamed; HTTP/1.0 knows none (RFC 9112 6.1).
             self._refusal = errors.bad_request("of Transfer-Encoding only `chunked` is served, in HTTP/1.1")
-        elif (method := self._method) not in METHODS:
+        elif method not in METHODS:
             self._refusal = errors.bad_request(f"{method.decode('latin-1')} is not served here")
         elif not self._target.startswith(b"/") and not TARGET.match(self._target):
             self._refusal = errors.bad_request("the target is no path")
@@ -420,8 +420,7 @@ class Front:
 
     def _admitted(self, keys: Keys) -> bool:
         """Judged before the body has come: strangers hold no memory."""
-        assert self._parser is not None
-        admitted = keys.admit(self._parser.get_method(), self._target, self._headers)
+        admitted = keys.admit(self._method, self._target, self._headers)
         if admitted is not None:
             self._key, self._headers = admitted
         return admitted is not None

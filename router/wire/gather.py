@@ -82,7 +82,7 @@ async def gather(
     head = request_head(request, len(body), pool.authority, pool.base, added)
     clock = asyncio.get_running_loop().time
     async with asyncio.timeout(seconds):
-        connection = await pool.connection()
+        connection = pool.take_idle() or await pool.connect()
         while True:
             try:
                 return await _exchange(connection, head, body, unread)
@@ -91,7 +91,7 @@ async def gather(
                 stale = connection.reused and not connection.answered
                 if not stale or clock() - connection.sent_at >= STALE_SECONDS:
                     raise
-            connection = await pool.connection(fresh=True)
+            connection = await pool.connect()
 
 
 async def _exchange(

@@ -56,9 +56,9 @@ _NAMED: Final = {
 _FATES: Final[dict[bytes, int]] = {}
 _MOST_NAMES: Final = 1024
 _LONGEST_NAME: Final = 64
-# What stays here anyway, and what Connection cannot take away.
-_NAMES_NONE: Final = (b"keep-alive", b"close", b"Keep-Alive", b"Close")  # as Connection mostly reads
-_NEVER_NAMED: Final = HOP_BY_HOP | {b"close", b"content-length", b"host"}
+# What Connection mostly says, and what it cannot take away.
+_NAMES_NONE: Final = (b"keep-alive", b"close", b"Keep-Alive", b"Close")
+_NEVER_NAMED: Final = frozenset({b"close", b"content-length", b"host"})
 
 
 def fate(name: bytes) -> int:
@@ -242,19 +242,17 @@ def _add_crossing(lines: list[bytes], headers: Headers, last: int) -> None:
             names = True
     if names:
         del lines[before:]
-        named = _named(headers)
-        for name, value in headers:
-            if fate(name) <= last and name.lower() not in named:
-                lines += [name, b": ", value, b"\r\n"]
+        _add_crossing(lines, _without_named(headers), last)
 
 
-def _named(headers: Headers) -> set[bytes]:
-    """What Connection takes away, in lower case."""
-    named: set[bytes] = set()
+def _without_named(headers: Headers) -> Headers:
+    """The headers less Connection and what it takes away."""
+    named = {b"connection"}
     for name, value in headers:
         if fate(name) == CONNECTION:
             named.update([token.strip().lower() for token in value.split(b",")])
-    return named - _NEVER_NAMED
+    named -= _NEVER_NAMED
+    return [pair for pair in headers if pair[0].lower() not in named]
 
 
 def request_head(

@@ -334,10 +334,9 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._name = Name(address.host, address.port)
 
-    async def connection(self, *, fresh: bool = False) -> Upstream:
-        """A connection to send one request on. Raises `BrokenError` where there is none to be had."""
-        if not fresh and (connection := self.take_idle()) is not None:
-            return connection
+    async def connect(self) -> Upstream:
+        """A new connection. Raises `BrokenError` where there is none to be had, `ExhaustedError` where this process may
+        not open another."""
         where = ""
         try:
             async with asyncio.timeout(self._connect_seconds):
@@ -363,6 +362,7 @@ class Pool:
         return Upstream(self)
 
     def take_idle(self) -> Upstream | None:
+        """A kept connection, if there is one that may be used again."""
         while self._idle:
             connection = self._idle.pop()
             if connection.transport is None or connection.transport.is_closing():

@@ -327,15 +327,15 @@ class TestLeaving:
             bench, says(answer(handing())), says(answer(b"{}", status=b"404 Not Found"))
         )
         pool, trying = router._pools[decode.name], asyncio.Event()
-        reached = pool.connection
+        reached = pool.connect
 
-        async def late(**options: Any) -> Any:
+        async def late() -> Any:
             if not trying.is_set():
                 trying.set()
                 await asyncio.Event().wait()
-            return await reached(**options)
+            return await reached()
 
-        monkeypatch.setattr(pool, "connection", late)
+        monkeypatch.setattr(pool, "connect", late)
         client = await bench.client(router)
         client.post(PATH, BODY, KEYS)
         await asyncio.wait_for(trying.wait(), 60)

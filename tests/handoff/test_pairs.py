@@ -207,15 +207,15 @@ class TestLettingGo:
         prefill, decode = await producer(fleet, *SLOW), await consumer(fleet, *SLOW)
         router = await split(fleet, prefill, decode)
         pool, trying = router._pools[names(decode)[0]], asyncio.Event()
-        reached = pool.connection
+        reached = pool.connect
 
-        async def late(**options: Any) -> Any:
+        async def late() -> Any:
             if not trying.is_set():
                 trying.set()
                 await asyncio.Event().wait()
-            return await reached(**options)
+            return await reached()
 
-        monkeypatch.setattr(pool, "connection", late)
+        monkeypatch.setattr(pool, "connect", late)
         client = await fleet.client(router)
         client.post(CHAT, chat())
         await asyncio.wait_for(trying.wait(), 60)
