@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 
 _ROLE: Final = itemgetter("role")
-# Short chats are rendered whole, and most of them have the same roles.
-_MOST_FRAMED, _MOST_FRAMES = 8, 64
+# Most short chats have the same roles, and so have most long ones, of which the first and last messages are rendered
+# (turns.stand_in) with an answer and a question behind them, or a few.
+_MOST_FRAMED: Final = 12
+_MOST_FRAMES: Final = 64
 _FRAMED_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 
 
@@ -55,7 +57,8 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._proven: dict[str, _Compiled] = {}
         self._special_tokens = dict(special_tokens)
-        self._frames: dict[tuple[object, ...], Frame] = {}  # by the roles, and whether an answer is to begin
+        # By whether in parts, whether an answer is to begin, and the roles.
+        self._frames: dict[tuple[object, ...], list[Frame]] = {}
         self._plain = [self._all_variables(None, generates, {}) for generates in (False, True)]
 
     def prove(self) -> None:
@@ -117,10 +120,10 @@ class ChatTemplate:
         """
         compiled = self._compile(tools, template)
         variables = self._variables(tools, add_generation_prompt, extra)
-        if compiled.verbatim and not continue_final_message and variables is self._plain[add_generation_prompt]:
-            contents = _only_contents(messages)
-            if contents:
-                return self._framed(compiled, messages, contents, variables)
+        if not continue_final_message:
+            framed = self._framed(compiled, messages, variables, in_parts=False)
+            if framed is not None:
+                return framed[0]
         chat = conversation(messages, compiled.content_format, self.media_begin)
         if not compiled.knows_developer and "developer" in map(_ROLE, chat):
             chat = _developer_as_system(chat)
@@ -129,29 +132,27 @@ class ChatTemplate:
         return compiled.render(chat, variables)
 
     def _framed(
-        self, compiled: _Compiled, messages: Sequence[Any], contents: list[str], variables: Mapping[str, Any]
-    ) -> str:
-        """The same as rendering it. Only for the model's own template without tools, of which there is one."""
-        roles = [message["role"] for message in messages]
-        key = (variables["add_generation_prompt"], *roles)
-        frame = self._frames.get(key)
-        if frame is not None:
-            return frame.fill(contents)
-
-        def render(contents: list[str]) -> str:
-            chat = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-            return compiled.render(chat, variables)
-
-        text = render(contents)
-        frame = Frame(render(stand_ins(len(contents))))
-        probe = samples(len(contents))
-        if frame.fill(contents) != text or frame.fill(probe) != render(probe):
-            compiled.verbatim = False  # nothing says why, so that none of its frames is to be trusted
-            return text
-        if len(self._frames) == _MOST_FRAMES:
-            self._frames.clear()
-        self._frames[key] = frame
-        return text
+        self, compiled: _Compiled, messages: Sequence[Any], variables: Mapping[str, Any], *, in_parts: bool
+    ) -> list[str] | None:
+        """The same as rendering a chat, in one or in parts; None for one that has no frames."""
+        begins: bool = variables["add_generation_prompt"]
+        # Only the model's own template without tools is verbatim, of which there is one.
+        if not compiled.verbatim or variables is not self._plain[begins]:
+            return None
+        contents = _only_contents(messages)
+        if not contents:
+            return None
+        roles: list[str] = [message["role"] for message in messages]
+        key = (in_parts, begins, *roles)
+        frames = self._frames.get(key)
+        if frames is None:
+            frames = compiled.frames(roles, contents, variables, in_parts=in_parts)
+            if frames is None:
+                return None
+            if len(self._frames) == _MOST_FRAMES:
+                self._frames.clear()
+            self._frames[key] = frames
+        return [frame.fill(contents) for frame in frames]
 
     def turns(self, tools: list[Any] | None, template: str | None = None) -> Turns | None:
         """How the template in use writes a chat message by message; None where it doesn't (or there is none)."""
@@ -173,11 +174,14 @@ class ChatTemplate:
         compiled = self._compile(tools, template)
         if compiled.turns is None:
             return None
-        chat = conversation(messages, compiled.content_format, self.media_begin)
-        if not compiled.knows_developer and "developer" in map(_ROLE, chat):
-            return None
-        parts = compiled.render_parts(chat, self._variables(tools, add_generation_prompt, extra))
-        return parts if plain(parts, len(chat), 0) else None
+        variables = self._variables(tools, add_generation_prompt, extra)
+        parts = self._framed(compiled, messages, variables, in_parts=True)
+        if parts is None:
+            chat = conversation(messages, compiled.content_format, self.media_begin)
+            if not compiled.knows_developer and "developer" in map(_ROLE, chat):
+                return None
+            parts = compiled.render_parts(chat, variables)
+        return parts if plain(parts, len(messages), 0) else None
 
     def _source(self, tools: list[Any] | None) -> str:
         if tools is not None and "tool_use" in self._templates:
@@ -496,6 +500,24 @@ class _Compiled:
             raise TemplateError(f"the chat template refuses this chat: {error}") from error
         except RecursionError as error:
             raise TemplateError("the chat is nested too deep for its template") from error
+
+    def frames(
+        self, roles: list[str], contents: list[str], variables: Mapping[str, Any], *, in_parts: bool
+    ) -> list[Frame] | None:
+        """The frames of chats with these roles, of which one has these `contents`: one of the whole text, or one of
+        each part. None if they do not prove right; then no others are to be trusted. Raises TemplateError."""
+
+        def render(contents: list[str]) -> list[str]:
+            chat = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+            return self.render_parts(chat, variables) if in_parts else [self.render(chat, variables)]
+
+        right, probe = render(contents), samples(len(contents))
+        frames = [Frame(text) for text in render(stand_ins(len(contents)))]
+        for given, texts in ((contents, right), (probe, render(probe))):
+            if [frame.fill(given) for frame in frames] != texts:
+                self.verbatim = False  # nothing says why
+                return None
+        return frames
 
     def render_open(self, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         """The text up to the end of the last message's content, which the engine is to continue."""

@@ -20,19 +20,32 @@ text = st.text("ab <|>\n\u2003\ue0f3-0{}%\\1é", max_size=12) | st.just("x-anthr
 chats = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool", "critic"]), text), max_size=10)
 
 
-def proven(source: str) -> ChatTemplate:
+def proven(source: str, *, framed: bool = True) -> ChatTemplate:
     template = ChatTemplate({"default": source}, SPECIAL)
     template.prove()
+    if not framed:
+        template._compile(None, None).verbatim = False
     return template
 
 
 PROVEN = {name: proven(source) for name, source in (TEMPLATES | {"tiny": TINY}).items()}
+UNFRAMED = {name: proven(source, framed=False) for name, source in (TEMPLATES | {"tiny": TINY}).items()}
+
+
+def messages_of(chat: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in chat]
 
 
 def rendered(template: ChatTemplate, chat: list[tuple[str, str]], begin: bool) -> str | None:
     try:
-        messages = [{"role": role, "content": content} for role, content in chat]
-        return template.render(messages, add_generation_prompt=begin)
+        return template.render(messages_of(chat), add_generation_prompt=begin)
+    except TemplateError:
+        return None
+
+
+def rendered_in_parts(template: ChatTemplate, chat: list[tuple[str, str]], begin: bool) -> list[str] | None:
+    try:
+        return template.render_parts(messages_of(chat), add_generation_prompt=begin)
     except TemplateError:
         return None
 
@@ -45,6 +58,28 @@ def test_a_frame_gives_what_the_template_gives(name: str, asked: list[tuple[list
         right = rendered(plain, chat, begin)
         assert rendered(template, chat, begin) == right
         assert rendered(template, chat, begin) == right  # from the frame that the first one left
+
+
+@given(st.sampled_from(sorted(PROVEN)), st.lists(st.tuples(chats, st.booleans()), max_size=4))
+def test_so_do_the_frames_of_its_parts(name: str, asked: list[tuple[list[tuple[str, str]], bool]]) -> None:
+    template = PROVEN[name]
+    unframed = UNFRAMED[name]
+    for chat, begin in asked:
+        right = rendered_in_parts(unframed, chat, begin)
+        assert rendered_in_parts(template, chat, begin) == right
+        assert rendered_in_parts(template, chat, begin) == right
+
+
+@pytest.mark.interpreted
+def test_the_parts_of_chats_of_the_same_roles_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = proven(FRAMED["tiny"])
+    roles = ("system", *("user", "assistant") * 5, "user")
+    template.render_parts(messages_of([(role, "one") for role in roles]))
+    monkeypatch.setattr(_Compiled, "render_parts", None)
+    parts = template.render_parts(messages_of([(role, "two") for role in roles]))
+    assert parts is not None
+    assert len(parts) == len(roles) + 2
+    assert all("two" in part for part in parts[1:-1])
 
 
 @pytest.mark.interpreted
