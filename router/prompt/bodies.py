@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
-import xxhash
+from xxhash import xxh3_128_digest
 
 from router.prompt.turns import stand_in
 
@@ -71,7 +71,7 @@ class Known:
     def __init__(
         self,
         end: int,
-        digest: int,
+        digest: bytes,
         head: dict[str, Any],
         count: int,
         short: list[Any],
@@ -93,13 +93,12 @@ class Known:
         return 1000 + 2 * self.short_bytes + rests
 
 
-def marks(body: bytes) -> list[int]:
-    """The digest of the first STEP bytes, of the first 2 * STEP bytes, and so on."""
-    state, view = xxhash.xxh3_128(), memoryview(body)
-    found = []
+def marks(body: bytes) -> list[bytes]:
+    """Digests of the first STEP bytes, of the first 2 * STEP bytes, and so on: each of the one before and a step's."""
+    digest, found = b"", []
     for start in range(0, len(body) - STEP + 1, STEP):
-        state.update(view[start : start + STEP])
-        found.append(state.intdigest())
+        digest = xxh3_128_digest(digest + xxh3_128_digest(body[start : start + STEP]))
+        found.append(digest)
     return found
 
 
@@ -108,7 +107,7 @@ class Chat:
 
     __slots__ = ("body", "known", "marks", "messages")
 
-    def __init__(self, body: bytes, marks: list[int], known: Known | None, messages: list[Any]) -> None:
+    def __init__(self, body: bytes, marks: list[bytes], known: Known | None, messages: list[Any]) -> None:
         self.body = body
         self.marks = marks
         self.known = known
@@ -121,13 +120,15 @@ class Bodies:
     def __init__(self, kept: Bounded[list[Known]]) -> None:
         self._kept = kept
 
-    def find(self, body: bytes, digests: list[int]) -> Known | None:
+    def find(self, body: bytes, digests: list[bytes]) -> Known | None:
         """The longest beginning of `body` that is known."""
         for at in range(len(digests) - 1, -1, -1):
             if row := self._kept.get(digests[at]):
                 begin = (at + 1) * STEP
                 fitting = [
-                    known for known in row if known.end <= len(body) and known.digest == _digest(body, begin, known.end)
+                    known
+                    for known in row
+                    if known.end <= len(body) and known.digest == xxh3_128_digest(body[begin : known.end])
                 ]
                 if fitting:
                     return max(fitting, key=lambda known: known.end)
@@ -152,7 +153,7 @@ class Bodies:
         weight = sum(sizes[-4:]) + (known.short_bytes if known is not None else sum(sizes[:2]))
         new = Known(
             end=end,
-            digest=_digest(chat.body, mark * STEP, end),
+            digest=xxh3_128_digest(chat.body[mark * STEP : end]),
             head=head,
             count=(known.count if known is not None else 0) + len(chat.messages),
             short=short,
@@ -170,12 +171,16 @@ class Bodies:
         known.states = states
         self._put(chat.marks[known.end // STEP - 1], known)
 
-    def _put(self, mark: int, new: Known, used: Known | None = None) -> None:
+    def _put(self, mark: bytes, new: Known, used: Known | None = None) -> None:
         """Add to what is known at a mark. What was used last stays."""
-        old = [known for known in self._kept.get(mark) or () if (known.end, known.digest) != (new.end, new.digest)]
-        row = [new, *(known for known in old if known is used), *(known for known in old if known is not used)]
+        row = [new]
+        for known in self._kept.get(mark) or ():
+            if known is used:
+                row.insert(1, known)
+            elif known.end != new.end or known.digest != new.digest:
+                row.append(known)
         del row[_MOST_AT_A_MARK:]
-        self._kept.put(mark, row, sum(known.weight for known in row))
+        self._kept.put(mark, row, sum([known.weight for known in row]))
 
 
 def split(body: bytes, known: Known) -> tuple[dict[str, Any], list[Any]] | None:
@@ -191,10 +196,6 @@ def split(body: bytes, known: Known) -> tuple[dict[str, Any], list[Any]] | None:
     if not isinstance(messages, list) or goes_on != bool(messages) or "messages" in members:
         return None
     return {**known.head, **members}, messages
-
-
-def _digest(body: bytes, begin: int, end: int) -> int:
-    return xxhash.xxh3_128_intdigest(memoryview(body)[begin:end])
 
 
 def _ends(chat: Chat) -> tuple[int, dict[str, Any], list[int]] | None:

@@ -159,7 +159,7 @@ class Beginning:
 
     __slots__ = ("known", "marks")
 
-    def __init__(self, marks: list[int], known: Known | None) -> None:
+    def __init__(self, marks: list[bytes], known: Known | None) -> None:
         self.marks = marks
         self.known = known
 
