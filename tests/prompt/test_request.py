@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt.request import Ask, read, without_hand_off
+from router.prompt.request import CARRIERS, HAND_OFF_KEYS, Ask, read, without_hand_off
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -95,6 +95,41 @@ def test_members_of_other_types_keep_their_defaults() -> None:
 def test_other_paths_have_no_prompt(path: str) -> None:
     ask = read(path, b'{"model": "m", "prompt": "x", "messages": [{"role": "user"}], "stream": true}')
     assert (ask.kind, ask.model, ask.stream) == ("other", "m", True)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"",
+        b', "text_2": ["a", {"model": "x", "kv_transfer_params": 1}]',
+        b', "text_2": "\\ud800"',
+        b', "text_2": NaN',
+        b', "text_2": 1e999',
+        b', "seed": 123456789012345678901234567890',
+        b', "mod\\u0065l": "other"',
+        b', "text_2": ' + b"[" * 1100 + b"]" * 1100,
+        b', "vllm_xargs": {"ec_transfer_params": {}}',
+        b', "kv\\u005ftransfer_params": {}',
+        b', "kv_transfer_params": null, "n": 3, "max_completion_tokens": 7, "stream_options": {"include_usage": true}',
+        b', "stream": 1, "n": "3", "max_tokens": 1.0, "cache_salt": 5',
+    ],
+    ids=range(12),
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_without_a_prompt_to_read_a_body_says_the_same(rest: bytes, encoding: str) -> None:
+    text = (b'{"model": "m", "text_1": "a", "stream": true, "max_tokens": 9, "cache_salt": "s"' + rest + b"}").decode()
+    body = text.encode(encoding)
+    seen, expected = read("/v1/score", body), read("/v1/embeddings", body)
+    for name in ("kind", "model", "stream", "include_usage", "cache_salt", "hand_off", "truncate_prompt_tokens"):
+        assert getattr(seen, name) == getattr(expected, name), name
+    chat = read(CHAT, body)
+    assert (seen.max_tokens, seen.n) == (chat.max_tokens, chat.n)
+
+
+@pytest.mark.parametrize("name", sorted(HAND_OFF_KEYS | CARRIERS))
+def test_no_path_hides_a_hand_off(name: str) -> None:
+    value = {"kv_transfer_params": {}} if name in CARRIERS else {}
+    assert read("/v1/score", json.dumps({"text_1": "a", name: value}).encode()).hand_off
 
 
 DEEP = b'{"messages":' + b"[" * 3000 + b"]" * 3000 + b"}"
