@@ -59,9 +59,10 @@ class Bounded(Generic[V]):
                 weight += ENTRY_BYTES
                 held[key] = (value, weight)
                 self.held += weight
+            to_end = held.move_to_end
             for key in used:
                 if key in held:
-                    held.move_to_end(key)
+                    to_end(key)
             while self.held > self.limit:
                 _, (_, weight) = held.popitem(last=False)
                 self.held -= weight

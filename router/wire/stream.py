@@ -46,17 +46,36 @@ def failed_at(piece: bytes) -> int:
     return at if isinstance(code, int) and code >= 500 else -1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Answer:
-    """What was learned of one answer. `text` and `token_ids` are None where they are not known exactly."""
+    """What was learned of one answer. `text` and `token_ids` are None where they are not known exactly. `failed`: an
+    error object came in place of, or in the middle of, the answer."""
 
-    text: str | None = None
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    failed: bool = False  # an error object came in place of, or in the middle of, the answer
+    text: str | None
+    token_ids: list[int] | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    failed: bool
+
+    def __init__(
+        self,
+        text: str | None = None,
+        token_ids: list[int] | None = None,
+        finish_reason: str | None = None,
+        prompt_tokens: int | None = None,
+        completion_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        failed: bool = False,
+    ) -> None:
+        self.text = text
+        self.token_ids = token_ids
+        self.finish_reason = finish_reason
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+        self.cached_tokens = cached_tokens
+        self.failed = failed
 
 
 class FirstEvent:
