@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from router.fleet.links import Links
     from router.index.feedback import Change, Feedback
     from router.leg import Leg
+    from router.prompt.blocks import Chain
     from router.prompt.reader import Reader
     from router.reading import Prompt, Reading
     from router.telemetry import Telemetry
@@ -72,7 +73,7 @@ class Learning:
         chains = self._reading.chains(leg.prompt, leg.placement.replica)
         beyond = 0
         # An answer's last token is sampled, but never computed: of one alone nothing comes to be cached.
-        if len(chains) == 1 and ask.n == 1 and ask.max_tokens != 1:
+        if len(chains) == 1 and ask.n == 1 and ask.max_tokens != 1 and not _fills_none(chains[0], reader, answer):
             (chain,) = chains
             generated = reader.answer(ask, answer.text, answer.token_ids, finish_reason=answer.finish_reason)
             if generated and not _altered(reader, answer, len(generated)):
@@ -107,6 +108,12 @@ def tell(change: Change) -> None:
         log.info("%s: cache routing is sound again", change.replica)
     else:
         log.warning("%s: cache routing is degraded: %s", change.replica, change.cause)
+
+
+def _fills_none(chain: Chain, reader: Reader, answer: Answer) -> bool:
+    """Whether an answer is so short that it fills no block: then its words need not be read."""
+    counted = answer.completion_tokens if reader.exact and answer.token_ids is None else None
+    return counted is not None and chain.has_room(counted - 1)
 
 
 def _altered(reader: Reader, answer: Answer, tokens: int) -> bool:

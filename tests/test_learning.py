@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import fake_backend
 from router.choose.dispatch import Dispatch
 from router.choose.policies import policy
@@ -13,6 +15,7 @@ from router.index.feedback import Feedback
 from router.index.memory import Index
 from router.learning import Learning
 from router.leg import Leg
+from router.prompt.reader import Reader
 from router.prompt.readers import Readers
 from router.reading import Reading
 from router.telemetry import Telemetry
@@ -73,3 +76,22 @@ async def test_of_one_token_nothing_comes_to_be_cached() -> None:
     ):
         prompt, held = await _held(path, body % words.encode(), Answer(text=words, completion_tokens=1))
         assert prompt == held > 2
+
+
+async def test_an_answer_that_fills_no_block_leaves_what_it_leaves_where_it_is_read() -> None:
+    for length in (4, 16):
+        body = b'{"model": "m", "prompt": %s}' % str([5] * length).encode()
+        for tokens in (1, 12, 13):
+            read = await _held("/v1/completions", body, Answer(token_ids=[7] * tokens, completion_tokens=tokens))
+            assert read == (length // 16, (length + tokens - 1) // 16)
+            assert await _held("/v1/completions", body, Answer(text="?", completion_tokens=tokens)) == read
+
+
+@pytest.mark.interpreted
+async def test_an_answer_that_fills_no_block_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "answer", None)
+    body = b'{"model": "m", "prompt": [1, 2, 3]}'
+    assert await _held("/v1/completions", body, Answer(text=" yes", completion_tokens=13)) == (0, 0)
+    for read in (Answer(text=" yes", completion_tokens=14), Answer(text=" yes")):
+        with pytest.raises(TypeError):
+            await _held("/v1/completions", body, read)

@@ -134,6 +134,11 @@ class Chain:
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, block_size={self.block_size}, length={self.length})"
 
+    def has_room(self, more: int) -> bool:
+        """Whether so many more tokens leave the blocks as they are: they come into the last one, and do not fill it."""
+        begun = self.length % self.block_size
+        return begun > 0 and begun + more < self.block_size
+
     def extend(self, tokens: Sequence[int]) -> Chain:
         """The chain of this prompt followed by `tokens` (same kind as the prompt's: ids, or bytes)."""
         run = grow(

@@ -80,6 +80,17 @@ def test_extending_equals_hashing_the_whole(
     assert hasher.chain(a, size, extra).extend(b + c) == whole
 
 
+@given(ids, ids, sizes)
+def test_a_chain_has_room_for_what_leaves_its_blocks_as_they_are(a: list[int], b: list[int], size: int) -> None:
+    chain = Hasher("xxhash", "0").chain(a, size)
+    longer = chain.extend(b)
+    if chain.has_room(len(b)):
+        assert longer.keys == chain.keys
+        assert len(a) % size > 0
+    else:
+        assert longer.keys != chain.keys or not b or len(a) % size == 0
+
+
 @given(st.binary(max_size=200), st.binary(max_size=200), sizes, extras)
 def test_extending_bytes_equals_hashing_the_whole(a: bytes, b: bytes, size: int, extra: Extra) -> None:
     hasher = ByteHasher()
