@@ -18,13 +18,13 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # What a request passes on its way, by directory. Not all of the router: what mypyc cannot compile, or what is not in a
 # hurry, stays.
 _HOT = {
-    "router": "course divided evidence journey learning leg reading resuming series telemetry trail",
+    "router": "course divided evidence journey learning leg passage reading resuming series telemetry trail",
     "router/choose": "cost dispatch policies split",
     "router/fleet": "breaker discovery ledger rates replica",
     "router/index": "feedback gallop held known memory neighbour_index residency shared_index shared_known",
     "router/prompt": "blocks bodies cache chat continuing frames hashing memo reader readers request segments "
     "tokens turns",
-    "router/wire": "alarms attempts errand errors front gather http own resumed seam stream upgrade upstream",
+    "router/wire": "alarms attempts errand errors front gather http known own resumed seam stream upgrade upstream",
 }
 HOT = tuple(f"{directory}/{module}.py" for directory, modules in _HOT.items() for module in modules.split())
 COPIED = ("router", "fake_backend", "bench", "tests", "docs", "pyproject.toml")

@@ -27,6 +27,7 @@ from router.handoff.connector import Handed, WrongParametersError
 from router.leg import RANK_HEADER
 from router.wire.attempts import SHOWN, Attempt, Ending, Outcome, Patience
 from router.wire.gather import Gathered, gather
+from router.wire.http import crossing
 from router.wire.stream import CachedCount, JsonWatch
 from router.wire.upstream import BrokenError, ExhaustedError
 
@@ -214,7 +215,7 @@ class HandOver:
         prefill = leg.prefilled
         self._left -= 1
         self._tried.append(prefill.replica.name)
-        fallbacks, given = self.divided.telemetry.fallbacks, self.request.headers
+        fallbacks, given = self.divided.telemetry.fallbacks, self.request.lines
         doubts = self.divided.connectors.doubts
         doubts.begin(prefill.replica.name, self.divided.clock())
         try:
@@ -227,7 +228,7 @@ class HandOver:
                 self._left = 0
             raise
         finally:
-            self.request.headers = given
+            self.request.lines = given
             self.divided.dispatch.end(self.divided.clock(), prefill)
         if outcome.ending not in SHOWN:
             fallbacks.labels("decode_lost" if outcome.ending != Ending.REFUSED else "decode_refused").inc()
@@ -337,7 +338,7 @@ class _Legs:
             )
             gathered = await gather(
                 divided.pools[replica.name],
-                self._request.like(headers=plain),
+                self._request.like(lines=crossing(plain)),
                 question,
                 added=[] if rank is None else [(RANK_HEADER, b"%d" % rank)],
                 seconds=max(0.001, min(divided.prefill_seconds, self._deadline - divided.clock())),

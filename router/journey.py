@@ -15,13 +15,12 @@ awaited: no other request can slip in and see a load that is about to change.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import math
 import secrets
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from router.access import AccessLog, line
 from router.choose.explanation import Explanation
@@ -31,6 +30,7 @@ from router.divided import Divided, FellBackError, divisible
 from router.evidence import Evidence
 from router.learning import Learning
 from router.leg import Leg, asked_rank
+from router.passage import Passage, Steps
 from router.prompt.continuing import UnfitError
 from router.prompt.request import Ask, without_hand_off
 from router.resuming import Resumption, resumable
@@ -40,7 +40,7 @@ from router.wire.attempts import Attempt, Ending, Patience
 from router.wire.upgrade import Upgrade
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
 
     from router.choose.dispatch import Dispatch
     from router.choose.split import SplitDecider
@@ -55,10 +55,11 @@ if TYPE_CHECKING:
     from router.index.shared import Shared
     from router.index.shared_codec import Outside
     from router.prompt.blocks import Chain
-    from router.reading import Looked, Prompt, Reading
+    from router.reading import Prompt, Reading
     from router.telemetry import Telemetry
     from router.tracing import Tracer
     from router.wire.attempts import Outcome
+    from router.wire.errand import Task
     from router.wire.errors import Refusal
     from router.wire.front import Front
     from router.wire.http import Request
@@ -68,6 +69,8 @@ log = logging.getLogger("warmroute.journey")
 
 # Of a request with many prompts so many are looked up in the shared index; the others by what is known here.
 MAX_ASKED: Final = 16
+# Ids are all of one length for as long as this has 16 digits.
+_FIRST_NUMBER: Final = 10**15
 
 
 def split_decider(handoff: HandOffSettings) -> SplitDecider:
@@ -81,7 +84,7 @@ def split_decider(handoff: HandOffSettings) -> SplitDecider:
     )
 
 
-class Journey:
+class Journey(Steps):
     """Serves requests. One for all of them; what belongs to one request is in `Prompt` and `Leg`."""
 
     def __init__(
@@ -132,87 +135,115 @@ class Journey:
         self.access: AccessLog | None = None
         self.tracer: Tracer | None = None
         # Ids of requests that bring none: unlike any other process's, and cheap.
-        self._ids, self._numbers = secrets.token_hex(8).encode(), itertools.count()
+        self._ids, self._number = secrets.token_hex(8).encode(), _FIRST_NUMBER
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
 
-    async def serve(self, request: Request, client: Front) -> None:
-        """Answer one client's request. Cancelled when the client leaves."""
-        begun = self._clock()
-        ending, status = "failed", 500
-        trail = Trail()
-        span = self.tracer.begin(request) if self.tracer is not None else None
-        try:
-            ending, status = await self._serve(request, client, trail)
-        except asyncio.CancelledError:
-            ending, status = "left", 0
-            raise
-        finally:
-            ended = self._clock()
-            self._telemetry.request(ending, status)
-            self._telemetry.duration.observe(ended - begun)
-            for leg in trail.legs:
-                leg.attempt = None  # each holds the other, and the whole body: not to wait for the garbage collector
-            self._telemetry.received_bytes.inc(len(request.body))
-            self._telemetry.sent_bytes.inc(client.sent)
-            if span is not None or self.access is not None:
-                trail.began, trail.ended, trail.ending, trail.status = begun, ended, ending, status
-            if self.access is not None:
-                self.access.write(line(request, client, trail, now=time()))
-            if span is not None and self.tracer is not None:
-                self.tracer.end(span, request, client, trail)
+    def serve(self, request: Request, client: Front, ended: Callable[[Task], None]) -> Passage:
+        """Begin to answer one client's request; `ended` is told when that is over."""
+        passage = Passage(self, request, client, ended)
+        passage.begin()
+        return passage
 
-    async def _serve(self, request: Request, client: Front, trail: Trail) -> tuple[str, int]:
-        """How it ended, and the status that the client was told."""
-        begun = perf_counter()
+    def begin(self, passage: Passage, answered: Callable[[], None]) -> bool:
+        request = passage.request
+        if self.tracer is not None:
+            passage.span = self.tracer.begin(request)
         self._prepare(request)
         if not self._fleet.serves:
-            return self._refuse(
-                client, errors.no_replica(f"none of {len(self._fleet)} is ready (GET /ready tells why)")
-            )
-        looked = self._reading.look(request.path, request.body) if request.method == b"POST" else (None, 0)
-        course = self._begin_at_once(request, client, looked) or await self._begin_aside(request, client, looked)
-        del looked  # an open stream is not to hold it beyond its use
-        trail.model, trail.stream, trail.tried = course.prompt.ask.model, course.prompt.ask.stream, course.tried
+            return False
+        course = passage.course = self._begin_at_once(passage)
+        if course is None or self._shared is not None or (leg := self._next(passage, course, None)) is None:
+            return False
+        attempt = leg.attempt
+        if attempt is None or request.upgrade:
+            return False
+        return attempt.start(self._pools[leg.placement.replica.name], course.body, answered)
+
+    async def go_on(self, passage: Passage) -> None:
+        passage.told = await self._rest(passage)
+
+    async def _rest(self, passage: Passage) -> tuple[str, int]:
+        """How it ended, and the status that the client was told."""
+        course = passage.course
+        if course is None:
+            if not self._fleet.serves:
+                why = f"none of {len(self._fleet)} is ready (GET /ready tells why)"
+                return self._refuse(passage.client, errors.no_replica(why))
+            course = passage.course = await self._begin_aside(passage)
         while True:
-            outside = await self._others(course) if self._shared is not None else None
-            leg = self._next(course, outside)
+            leg = passage.leg
             if leg is None:
-                break
-            trail.legs.append(leg)
-            if not course.tried:
-                self._telemetry.decision.observe(perf_counter() - begun)
-            if (told := await self._send(course, leg)) is not None:
+                outside = await self._others(course) if self._shared is not None else None
+                if (leg := self._next(passage, course, outside)) is None:
+                    break
+            if (told := await self._arrive(course, leg)) is not None:
                 return told
+            passage.leg = None
             if course.given >= course.rules.max_attempts or self._clock() >= course.deadline:
                 break
         return self._give_up(course)
 
+    def left(self, passage: Passage) -> None:
+        course, leg = passage.course, passage.leg
+        assert course is not None
+        assert leg is not None
+        if leg.attempt is not None:
+            leg.attempt.leave()
+        self._left(course, leg)
+        self.over(leg)
+
+    def finish(self, passage: Passage) -> None:
+        request, client, course = passage.request, passage.client, passage.course
+        ending, status = ("left", 0) if passage.cancelled else passage.told or ("failed", 500)
+        ended = self._clock()
+        self._telemetry.request(ending, status)
+        self._telemetry.duration.observe(ended - passage.began)
+        self._telemetry.received_bytes.inc(len(request.body))
+        self._telemetry.sent_bytes.inc(client.sent)
+        if passage.span is None and self.access is None:
+            return
+        trail = Trail(passage.legs, passage.began, ended, ending, status)
+        if course is not None:
+            trail.model, trail.stream, trail.tried = course.prompt.ask.model, course.prompt.ask.stream, course.tried
+        if self.access is not None:
+            self.access.write(line(request, client, trail, now=time()))
+        if passage.span is not None and self.tracer is not None:
+            self.tracer.end(passage.span, request, client, trail)
+
     def _prepare(self, request: Request) -> None:
         """Give the request what it carries beside the client's own headers."""
         if not request.id:
-            request.id = b"%s%016x" % (self._ids, next(self._numbers))
-            request.headers.append((b"X-Request-Id", request.id))
-        if self.rules.replica_headers:
-            request.headers = [*request.headers, *self.rules.replica_headers]
+            self._number += 1
+            request.id = b"%b%d" % (self._ids, self._number)
+            request.add(b"X-Request-Id", request.id)
+        for name, value in self.rules.replica_headers:
+            request.add(name, value)
 
-    def _begin_at_once(self, request: Request, client: Front, looked: Looked) -> Course | None:
-        """Read a request as most are; None where that takes long, or its body has to be changed. No coroutine: one more
-        would be felt in each request."""
+    def _begin_at_once(self, passage: Passage) -> Course | None:
+        """Read a request as most are; None where that takes long, or its body has to be changed."""
+        request = passage.request
         body, path = request.body, request.path
-        ask = self._reading.at_once(path, body, looked) if request.method == b"POST" else Ask()
-        if ask is None or ask.hand_off:
-            return None
-        return self._course(request, client, self._reading.prompt(ask, path, len(body)), body)
+        if request.method == b"POST":
+            looked = self._reading.look(path, body)
+            ask = self._reading.at_once(path, body, looked)
+            if ask is None or ask.hand_off:
+                passage.looked = looked
+                return None
+        else:
+            ask = Ask()
+        return self._course(request, passage.client, self._reading.prompt(ask, path, len(body)), body)
 
-    async def _begin_aside(self, request: Request, client: Front, looked: Looked) -> Course:
+    async def _begin_aside(self, passage: Passage) -> Course:
         """Read any other request, in a thread where it is long."""
+        request = passage.request
         body, path = request.body, request.path
-        ask, size = await self._reading.ask(path, body, looked)
+        ask, size = await self._reading.ask(path, body, passage.looked)
+        passage.looked = None  # an open stream is not to hold it beyond its use
         if ask.hand_off:
             # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
             body = await self._reading.aside(len(body), lambda: without_hand_off(request.body))
         prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, path, len(body)))
-        return self._course(request, client, prompt, body)
+        return self._course(request, passage.client, prompt, body)
 
     def _course(self, request: Request, client: Front, prompt: Prompt, body: bytes) -> Course:
         rules, rank = self.rules, asked_rank(request)
@@ -234,13 +265,17 @@ class Journey:
         asked = [*self.candidates(course.prompt.ask.model, course.tried), *_computing(course.hand_over)]
         return await self._outside(course.prompt, asked)
 
-    def _next(self, course: Course, outside: Outside | None) -> Leg | None:
+    def _next(self, passage: Passage, course: Course, outside: Outside | None) -> Leg | None:
         """Choose where it goes next, and book it there; None where there is nowhere left."""
         replicas = self.candidates(course.prompt.ask.model, course.tried)
         if not replicas:
             return None
         leg = self._choose(course.prompt, replicas, _computing(course.hand_over), course.rank, outside)
-        leg.request_id = course.request.id
+        passage.leg = leg
+        if not passage.legs:
+            self._telemetry.decision.observe(perf_counter() - passage.came)
+        passage.legs.append(leg)
+        self._depart(course, leg)
         return leg
 
     def _give_up(self, course: Course) -> tuple[str, int]:
@@ -256,45 +291,85 @@ class Journey:
             return self._refuse(client, errors.first_byte_timeout(tried[-1], course.rules.patience.first_byte))
         return self._refuse(client, errors.unreachable(tried, last.why))
 
-    async def _send(self, course: Course, leg: Leg) -> tuple[str, int] | None:
-        """One request to one replica. None: another one may be asked; else how the request ended."""
-        replica, evidence = leg.placement.replica, course.evidence
+    def _depart(self, course: Course, leg: Leg) -> None:
+        """Make it ready to be sent there."""
+        request, replica = course.request, leg.placement.replica
         course.tried.append(replica.name)
-        evidence.sent(replica)
+        course.evidence.sent(replica)
+        leg.request_id = request.id
         leg.way = course
-        leg.resumable = course.rules.resume and resumable(course.request, leg)
-        leg.tells_its_end = course.request.path.endswith("/completions")
-        leg.vectors = course.request.path.endswith("/embeddings")
+        leg.resumable = course.rules.resume and resumable(request, leg)
+        leg.tells_its_end = request.path.endswith("/completions")
+        leg.vectors = request.path.endswith("/embeddings")
+        if course.hand_over is None or leg.split is None:
+            leg.attempt = self._attempt(course, leg)
+
+    def _patience(self, course: Course) -> Patience:
+        usual = course.rules.patience
+        return Patience(max(0.001, course.deadline - self._clock()), usual.idle, usual.keep_alive)
+
+    def _attempt(self, course: Course, leg: Leg) -> Attempt:
+        """What sends it there and passes the answer back."""
+        client, request, patience, added = course.client, course.request, self._patience(course), leg.added()
+        if course.resumption is not None:
+            return course.resumption.attempt(client, request, leg, patience, added)
+        if request.upgrade:
+            switched = self._telemetry.replica(leg.placement.replica.name).upgrades.inc
+            return Upgrade(client, request, leg, patience, added, switched)
+        return Attempt(client, request, leg, patience, added)
+
+    async def _arrive(self, course: Course, leg: Leg) -> tuple[str, int] | None:
+        """One request at one replica. None: another one may be asked; else how the request ended."""
+        replica, attempt, hand_over = leg.placement.replica, leg.attempt, course.hand_over
         try:
-            last = await self._exchange(course, leg)
+            if attempt is not None:
+                last = await attempt.run(self._pools[replica.name], course.body)
+            else:
+                assert hand_over is not None
+                last = await hand_over.run(course.client, leg, self._patience(course), leg.added())
+                attempt = leg.attempt
         except FellBackError:
             # Nothing is known against this replica, and the client has seen nothing: it goes on otherwise.
             course.tried.pop()
-            evidence.left(replica)
+            course.evidence.left(replica)
             self._dispatch.withdraw(self._clock(), leg.placement)
             return None
         except asyncio.CancelledError:
-            evidence.left(replica)
-            self._dispatch.left(self._clock(), leg.placement)
+            self._left(course, leg)
             raise
         except Exception:
-            evidence.left(replica)
+            course.evidence.left(replica)
             raise
         finally:
-            # Each knows the other: left so, only the garbage collector would free them.
-            attempt, leg.attempt, leg.way = leg.attempt, None, None
-            self._dispatch.end(self._clock(), leg.placement)
-            self._load_changed()
+            self.over(leg)
+        if last.ending != Ending.CUT:
+            return self.judge(course, leg, last)
+        self._heard(course, leg, last)
+        log.debug("%s broke off an answer: %s", replica.name, last.why)
+        return await self._cut(course, leg, attempt)
+
+    def _left(self, course: Course, leg: Leg) -> None:
+        course.evidence.left(leg.placement.replica)
+        self._dispatch.left(self._clock(), leg.placement)
+
+    def over(self, leg: Leg) -> None:
+        # Each knows the other: left so, only the garbage collector would free them.
+        leg.attempt = leg.way = None
+        self._dispatch.end(self._clock(), leg.placement)
+        self._load_changed()
+
+    def _heard(self, course: Course, leg: Leg, last: Outcome) -> None:
+        replica = leg.placement.replica
         course.last = last
         course.given += last.ending != Ending.UNREACHED or last.begun
-        evidence.ended(replica, last)
+        course.evidence.ended(replica, last)
         self._telemetry.replica(replica.name).attempt(last.ending)
-        if last.ending == Ending.CUT:
-            log.debug("%s broke off an answer: %s", replica.name, last.why)
-            return await self._cut(course, leg, attempt)
+
+    def judge(self, course: Course, leg: Leg, last: Outcome) -> tuple[str, int] | None:
+        self._heard(course, leg, last)
         if last.ending in (Ending.COMPLETE, Ending.BROKEN, Ending.STALLED):
             if last.ending != Ending.COMPLETE:
-                log.debug("%s broke off an answer: %s", replica.name, last.why)
+                log.debug("%s broke off an answer: %s", leg.placement.replica.name, last.why)
             elif last.status is not None and last.status < 300:
                 self._learning.answered(leg)
                 if course.resumption is not None:
@@ -308,24 +383,6 @@ class Journey:
             course.deadline = -math.inf
         course.doubtful = course.doubtful or last.begun
         return None
-
-    def _exchange(self, course: Course, leg: Leg) -> Coroutine[Any, Any, Outcome]:
-        """What sends it there and passes the answer back."""
-        client, request, replica = course.client, course.request, leg.placement.replica
-        usual = course.rules.patience
-        patience = Patience(max(0.001, course.deadline - self._clock()), usual.idle, usual.keep_alive)
-        added = leg.added()
-        if course.hand_over is not None and leg.split is not None:
-            return course.hand_over.run(client, leg, patience, added)
-        if course.resumption is not None:
-            attempt = course.resumption.attempt(client, request, leg, patience, added)
-        elif request.upgrade:
-            switched = self._telemetry.replica(replica.name).upgrades.inc
-            attempt = Upgrade(client, request, leg, patience, added, switched)
-        else:
-            attempt = Attempt(client, request, leg, patience, added)
-        leg.attempt = attempt
-        return attempt.run(self._pools[replica.name], course.body)
 
     async def _cut(self, course: Course, leg: Leg, attempt: Attempt | None) -> tuple[str, int] | None:
         """The answer broke off. None: another replica may go on with it; else how the request ended."""

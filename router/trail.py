@@ -13,19 +13,19 @@ class Trail:
 
     __slots__ = ("began", "ended", "ending", "legs", "model", "status", "stream", "tried")
 
-    def __init__(self) -> None:
+    def __init__(self, legs: list[Leg], began: float, ended: float, ending: str, status: int) -> None:
+        self.legs = legs
+        """What was begun at replicas; the last one is who answered."""
+        self.began = began
+        """When it had come whole, by the loop's clock."""
+        self.ended = ended
+        self.ending = ending
+        self.status = status
+        """What the client was told; 0 where it was told none."""
         self.model: str | None = None
         self.stream = False
         self.tried: list[str] = []
         """Replicas that were asked, in order."""
-        self.legs: list[Leg] = []
-        """What was begun there; the last one is who answered."""
-        self.began = 0.0
-        """When it had come whole, by the loop's clock."""
-        self.ended = 0.0
-        self.ending = ""
-        self.status = 0
-        """What the client was told; 0 where it was told none."""
 
     @property
     def first_token_at(self) -> float | None:

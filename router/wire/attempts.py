@@ -15,6 +15,8 @@ from router.wire.stream import DONE, ERROR_EVENT, Verdict, failed_at
 from router.wire.upstream import BrokenError, ExhaustedError, Pool, Sink, Upstream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.wire.alarms import Alarm
     from router.wire.front import Front
 
@@ -115,14 +117,15 @@ class Attempt(Sink):
         "_chunked",
         "_client",
         "_connection",
-        "_done",
         "_edit",
+        "_ended",
         "_held",
         "_hold",
         "_last",
         "_loop",
         "_observer",
         "_out",
+        "_outcome",
         "_patience",
         "_plain_events",
         "_pulse",
@@ -130,6 +133,7 @@ class Attempt(Sink):
         "_silent",
         "_status",
         "_tail",
+        "_waiting",
     )
 
     def __init__(
@@ -152,7 +156,9 @@ class Attempt(Sink):
         self._observer = observer
         self._patience = patience
         self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[Outcome] = self._loop.create_future()
+        self._outcome: Outcome | None = None
+        self._waiting: asyncio.Future[None] | None = None  # `run` does, for the outcome
+        self._ended: Callable[[], None] | None = None
         self._connection: Upstream | None = None
         self._alarm: Alarm | None = None
         self._pulse: asyncio.TimerHandle | None = None
@@ -165,59 +171,88 @@ class Attempt(Sink):
         self._tail = b""
         self._held = b""  # an error that the replica told, which the client has not seen
 
+    def start(self, pool: Pool, body: bytes, ended: Callable[[], None]) -> bool:
+        """Send the request, and tell `ended` once `outcome` may be looked at. False where there is no connection to
+        send it by: that is for `run` to wait for."""
+        self._watch()
+        connection = pool.take_idle()
+        if connection is not None:
+            self._ended = ended
+            self._send(connection, pool, body)
+        return connection is not None
+
     async def run(self, pool: Pool, body: bytes) -> Outcome:
-        """Ends with the attempt; a cancelled one leaves the replica at once, so that it stops working for nobody."""
-        # One alarm for both bounds: it comes in time for the shorter one, and looks then which of them holds.
-        self._alarm = self._client.alarms.after(min(self._patience.first_byte, self._patience.idle), self)
+        """Do what is left to be done; ends with the attempt. Cancelled, it leaves the replica."""
+        self._ended = None
         try:
-            connection = pool.take_idle() or await pool.connect()
+            if self._connection is None:
+                self._watch()
+                self._send(pool.take_idle() or await pool.connect(), pool, body)
             while True:
-                self._connection = connection
-                if self._done.done():
-                    pool.give_back(connection)  # it came too late: the request was given up meanwhile
-                    return self._done.result()
-                request = self._request
-                connection.send(
-                    request_head(request, len(body), pool.authority, pool.base, self._added),
-                    body,
-                    self,
-                    head_only=request.method == b"HEAD",
-                )
-                outcome = await self._done
-                if not self._stale(connection, outcome):
+                if self._outcome is None:
+                    self._waiting = self._loop.create_future()
+                    await self._waiting
+                if (outcome := self.outcome) is not None:
                     return outcome
                 # It was closed while idle, as keep-alive allows at any moment: no sign of ill health. A fresh
                 # connection to the same replica settles it.
-                self._done = self._loop.create_future()
-                connection = await pool.connect()
+                self._outcome = self._waiting = None
+                self._send(await pool.connect(), pool, body)
         except BrokenError as error:
             return Outcome(Ending.UNREACHED, why=str(error))
         except ExhaustedError:
             return Outcome(Ending.EXHAUSTED)
         finally:
-            if self._alarm is not None:
-                self._alarm.discard(self)
-            if self._pulse is not None:
-                self._pulse.cancel()
-            # Cancelling the task cancels the future it waits for.
-            if self._connection is not None and (self._done.cancelled() or not self._done.done()):
-                self._connection.leave(self)
+            self.leave()
+
+    def leave(self) -> None:
+        """Nothing more is wanted of it. A replica that has not answered is left at once, so that it stops working for
+        nobody."""
+        self._ended = None
+        if self._alarm is not None:
+            self._alarm.discard(self)
+        if self._pulse is not None:
+            self._pulse.cancel()
+        if self._connection is not None and self._outcome is None:
+            self._connection.leave(self)
+
+    def _watch(self) -> None:
+        """One alarm for both bounds: it comes in time for the shorter one, and looks then which of them holds."""
+        if self._alarm is None:
+            self._alarm = self._client.alarms.after(min(self._patience.first_byte, self._patience.idle), self)
+
+    def _send(self, connection: Upstream, pool: Pool, body: bytes) -> None:
+        self._connection = connection
+        if self._outcome is not None:
+            pool.give_back(connection)  # it came too late: the request was given up meanwhile
+            return
+        request = self._request
+        head = request_head(request, len(body), pool.authority, pool.base, self._added)
+        connection.send(head, body, self, head_only=request.method == b"HEAD")
 
     @property
     def sent(self) -> bool:
         """Whether a replica was sent the request, or a part of it."""
         return self._connection is not None
 
-    def _stale(self, connection: Upstream, outcome: Outcome) -> bool:
-        """Whether a kept connection broke at once: then its end had been on its way before the request was. One that
-        breaks later broke over the request, which may have been begun."""
-        return (
-            outcome.ending == Ending.UNREACHED
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None where it goes on.
+
+        It does where a kept connection broke at once: then its end had been on its way before the request was. One that
+        breaks later broke over the request, which may have been begun.
+        """
+        connection, outcome = self._connection, self._outcome
+        stale = (
+            outcome is not None
             and outcome.begun
+            and outcome.ending == Ending.UNREACHED
+            and connection is not None
             and connection.reused
             and not connection.answered
             and self._loop.time() - connection.sent_at < STALE_SECONDS
         )
+        return None if stale else outcome
 
     # -- the answer, as upstream parses it -----------------------------------------------------------------------
 
@@ -233,7 +268,7 @@ class Attempt(Sink):
         if self._client.started:
             self._connection.leave(self)  # it was cut in this turn of the loop, and has been told so
             return
-        if self._observer.retries(head.status):
+        if head.status >= 400 and self._observer.retries(head.status):
             # Others than 500 say of themselves that the request was not, or need not have been, worked on.
             self._settle(Outcome(Ending.REFUSED, head.status, f"it answered {head.status}", begun=head.status == 500))
             self._connection.leave(self)
@@ -257,12 +292,10 @@ class Attempt(Sink):
     def _show(self) -> None:
         """From here on the client sees the answer, and no other attempt can take its place."""
         self._hold = None
-        if self._plain_events:
-            self._request.settle()
         self._client.begin(valve=self._connection, break_off=self._shut, lasting=self._plain_events)
         self._beat()
 
-    def body(self, piece: bytes) -> None:
+    def body(self, piece: bytes, framed: bytes = b"") -> None:
         if self._hold is not None:
             verdict = self._hold.by(piece)
             if verdict is Verdict.ERROR:
@@ -276,7 +309,7 @@ class Attempt(Sink):
             self._give_up(piece, at)
             return
         if self._edit is None:
-            self._give(piece)
+            self._give(piece, framed)
         elif shown := self._edit.piece(piece):
             self._give(shown)
         self._observer.feed(piece, self._heard_at)
@@ -285,9 +318,11 @@ class Attempt(Sink):
         if self._edit is not None and (rest := self._edit.rest()):
             self._give(rest)
 
-    def _give(self, piece: bytes) -> None:
-        """Pass a piece of the body on, in this hop's framing."""
-        if self._chunked:
+    def _give(self, piece: bytes, framed: bytes = b"") -> None:
+        """Pass a piece of the body on, in this hop's framing. `framed`: that, where it is known."""
+        if self._chunked and framed:
+            self._out.append(framed)
+        elif self._chunked:
             self._out += (b"%x\r\n" % len(piece), piece, b"\r\n")
         else:
             self._out.append(piece)
@@ -337,7 +372,7 @@ class Attempt(Sink):
     def lost(self, why: str) -> None:
         """The replica gives no sign of life. A request that waits for its first byte goes elsewhere; where there is no
         other, it waits on, since this one may wake up."""
-        if self._done.done():
+        if self._outcome is not None:
             return
         if not self._silent and self._hold is None:
             self._break_off(why)
@@ -350,7 +385,7 @@ class Attempt(Sink):
 
     def _shut(self, refusal: errors.Refusal) -> None:
         """The router itself has to end here."""
-        if self._done.done():
+        if self._outcome is not None:
             self._client.abort()  # nobody is at work on it just now
             return
         self._cut_short(refusal.event())
@@ -404,8 +439,15 @@ class Attempt(Sink):
         self._client.finish(close=close)
 
     def _settle(self, outcome: Outcome) -> None:
-        if not self._done.done():
-            self._done.set_result(outcome)
+        if self._outcome is not None:
+            return
+        self._outcome = outcome
+        if self._waiting is not None:
+            if not self._waiting.done():
+                self._waiting.set_result(None)
+        elif self._ended is not None:
+            self._loop.call_soon(self._ended)
+            self._ended = None
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -413,7 +455,7 @@ class Attempt(Sink):
         """A sign of life for whoever stands between us and the client; none of the replica's, so that its own bounds
         hold as before."""
         period = self._patience.keep_alive
-        if not period or not self._takes_events or self._done.done():
+        if not period or not self._takes_events or self._outcome is not None:
             return
         due = period - (self._loop.time() - self._last)
         if due <= 0:
@@ -424,7 +466,7 @@ class Attempt(Sink):
         self._pulse = self._loop.call_later(due, self._beat)
 
     def check_time(self) -> None:
-        if self._done.done():
+        if self._outcome is not None:
             return
         bound = self._patience.first_byte if self._silent else self._patience.idle
         quiet = self._loop.time() - self._last

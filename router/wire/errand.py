@@ -16,10 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 
-class Errand:
+class Task:
+    """Work for one client, that ends by itself or is called off. Whoever began it is told in a later turn of the loop
+    than that, never at once: else one after the other would pile up on the stack."""
+
+    __slots__ = ("cancelled", "error")
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        """It ended by being called off."""
+        self.error: Exception | None = None
+        """What it ended with, if that was an error. Gone once its end was told."""
+
+    def cancel(self, _message: object = None) -> bool:
+        """Call it off. False where it has ended."""
+        raise NotImplementedError
+
+
+class Errand(Task):
     """Runs one coroutine to its end, and tells `ended` of it. Use once."""
 
-    __slots__ = ("_cancels", "_coroutine", "_ended", "_loop", "_to_cancel", "_waits_for", "cancelled", "error")
+    __slots__ = ("_cancels", "_coroutine", "_ended", "_loop", "_to_cancel", "_waits_for")
 
     def __init__(
         self,
@@ -27,20 +44,16 @@ class Errand:
         coroutine: Coroutine[Any, Any, None],
         ended: Callable[[Errand], None],
     ) -> None:
+        super().__init__()
         self._loop = loop
         self._coroutine: Coroutine[Any, Any, None] | None = coroutine
         self._ended = ended
         self._waits_for: asyncio.Future[Any] | None = None
         self._to_cancel = False
         self._cancels = 0
-        self.cancelled = False
-        """It ended by being cancelled."""
-        self.error: Exception | None = None
-        """What it ended with, if that was an error. Gone once `ended` was told."""
 
     def begin(self) -> None:
-        """Run as far as there is nothing to wait for. If that is to the end, `ended` is told in the loop's next turn:
-        else one errand after the other would pile up on the stack."""
+        """Run as far as there is nothing to wait for."""
         try:
             _enter_task(self._loop, self._task)
         except RuntimeError:

@@ -1,7 +1,7 @@
 """The client's side: bytes in, one whole request after the other, answers out.
 
 One protocol serves every path and method. It parses with httptools (llhttp, strict), keeps every limit while bytes
-arrive, and gives each request to `Door.serve` as an errand that is cancelled the moment its client leaves.
+arrive, and gives each request to `Door.serve`, whose work for it is called off the moment its client leaves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -19,9 +19,24 @@ import httptools
 
 from router.wire import errors
 from router.wire.alarms import Alarm, Alarms
-from router.wire.errand import Errand
-from router.wire.http import CODING, CROSSES, EXPECT, HOST, LENGTH, RANK, REQUEST_ID, Headers, Request, fate
+from router.wire.errand import Task
+from router.wire.http import (
+    CODING,
+    CROSSES,
+    EXPECT,
+    HOST,
+    LENGTH,
+    RANK,
+    REQUEST_ID,
+    Headers,
+    Request,
+    closes,
+    crossing,
+    fate,
+    path_of,
+)
 from router.wire.keys import Keys
+from router.wire.known import KnownRequest, known_request
 
 if TYPE_CHECKING:
     from router.wire.errors import Refusal
@@ -83,7 +98,8 @@ def _alarms() -> Alarms:
 class Door:
     """What all client connections share."""
 
-    serve: Callable[[Request, Front], Coroutine[Any, Any, None]]
+    serve: Callable[[Request, Front, Callable[[Task], None]], Task]
+    """Begins to answer a request. The last argument is told of its end."""
     limits: Limits
     refused: Callable[[int, Front], None] = _untold
     """Told the status of what was refused before it was a request, and whose it was."""
@@ -137,6 +153,7 @@ class Front:
         "_id",
         "_in_body",
         "_key",
+        "_known",
         "_lingering",
         "_loop",
         "_method",
@@ -148,6 +165,7 @@ class Front:
         "_rank",
         "_ready",
         "_refusal",
+        "_repeats",
         "_request",
         "_target",
         "_task",
@@ -167,8 +185,10 @@ class Front:
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = None
         self._parsing = False  # a request has begun to come
+        self._repeats = False  # its head may come again, and mean the same
+        self._known: KnownRequest | None = None  # the last head that did
         self._transport: asyncio.Transport | None = None
-        self._task: Errand | None = None
+        self._task: Task | None = None
         self._request: Request | None = None
         self._ready: list[Request] = []  # hardly ever more than one, and an empty deque is ten times a list
         self._ahead: bytearray | None = None
@@ -285,6 +305,10 @@ class Front:
         return ahead
 
     def _feed(self, data: bytes) -> None:
+        whole = not self._parsing and not self._head_seen  # a request begins with it
+        known = self._known
+        if known is not None and whole and (at := known.body_at(data)) >= 0 and self._again(known, data[at:]):
+            return
         upgrade = False
         self._overhead += len(data)
         parser = self._parser
@@ -316,9 +340,27 @@ class Front:
         if upgrade and self._ready and self._refusal is None:
             self._ready[-1].keep_alive = False
         if self._ready and self._task is None:
+            if whole and self._repeats and not self._parsing:
+                request, door = self._ready[-1], self._door
+                self._known = known_request(data, request, door.limits, door.keys) if request.keep_alive else None
             self._next()
         elif self._refusal is not None:
             self._turn_away(self._refusal)
+
+    def _again(self, known: KnownRequest, body: bytes) -> bool:
+        """Serve a request with a known head. False where it would not be judged as the one before it was."""
+        door, size = self._door, len(body)
+        limits = door.limits
+        if (
+            not known.holds(limits, door.keys)
+            or size > limits.body_bytes
+            or door.held_bytes + size > limits.buffered_bytes
+        ):
+            return False
+        door.held_bytes += size
+        self._ready.append(known.request(body))
+        self._next()
+        return True
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Read a request once more that offers another protocol and has a body, as Java's clients send them: the parser
@@ -367,6 +409,7 @@ class Front:
 
     def on_headers_complete(self) -> None:
         self._in_body = True
+        self._repeats = False
         limits, parser = self._door.limits, self._parser
         assert parser is not None
         hosts = lengths = 0
@@ -415,7 +458,9 @@ class Front:
             self._refusal = errors.body_too_large(limits.body_bytes)
         elif self._door.held_bytes + lengths > limits.buffered_bytes:
             self._refusal = errors.out_of_memory(limits.buffered_bytes)
-        elif expects and version == "1.1" and self._transport is not None and self._task is None and not self._ready:
+        elif not expects:
+            self._repeats = self._http11 and not codings
+        elif self._http11 and self._transport is not None and self._task is None and not self._ready:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _admitted(self, keys: Keys) -> bool:
@@ -464,10 +509,12 @@ class Front:
             Request(
                 method=self._method,
                 target=target,
-                headers=self._headers,
+                path=path_of(target),
+                lines=crossing(self._headers),
                 body=body,
                 http11=self._http11,
-                keep_alive=parser.should_keep_alive(),
+                # Of HTTP/1.0 with both words the parser heeds the other one (RFC 9112 9.3).
+                keep_alive=parser.should_keep_alive() and (self._http11 or not closes(self._headers)),
                 key=self._key,
                 id=self._id,
                 rank=self._rank,
@@ -501,10 +548,9 @@ class Front:
         request = self._request = self._ready.pop(0)
         self.started = self.finished = False
         self.sent = 0
-        self._task = Errand(self._loop, self._door.serve(request, self), self._served)
-        self._task.begin()
+        self._task = self._door.serve(request, self, self._served)
 
-    def _served(self, task: Errand) -> None:
+    def _served(self, task: Task) -> None:
         request = self._request
         assert request is not None
         self._door.held_bytes -= len(request.body)
@@ -564,7 +610,7 @@ class Front:
     @property
     def path(self) -> str:
         """Of the request that is arriving, as far as it has come; without its query."""
-        return self._target.partition(b"?")[0].decode("latin-1")
+        return path_of(self._target)
 
     @property
     def stalled(self) -> bool:
@@ -588,7 +634,8 @@ class Front:
         assert not self.started
         self.started = True
         if lasting and not self._parsing:
-            self._parser = None  # nothing is parsed meanwhile, and another one is cheaper than to hold this one
+            # Nothing is parsed meanwhile, and to make them anew is cheaper than to hold them.
+            self._parser = self._known = None
         self._valve = valve
         self._break_off = break_off
         if self._paused and valve is not None:

@@ -41,7 +41,7 @@ class Gather(Sink):
     def head(self, head: Head) -> None:
         self._status = head.status
 
-    def body(self, piece: bytes) -> None:
+    def body(self, piece: bytes, framed: bytes = b"") -> None:
         self._size += len(piece)
         if self._size <= self._max:
             self._pieces.append(piece)

@@ -59,6 +59,7 @@ _LONGEST_NAME: Final = 64
 # What Connection mostly says, and what it cannot take away.
 _NAMES_NONE: Final = (b"keep-alive", b"close", b"Keep-Alive", b"Close")
 _NEVER_NAMED: Final = frozenset({b"close", b"content-length", b"host"})
+_NO_HEADERS: Final[Headers] = []
 
 
 def fate(name: bytes) -> int:
@@ -76,17 +77,58 @@ def fate(name: bytes) -> int:
     return found
 
 
+def crossing(headers: Headers, last: int = ENCODING) -> bytes:
+    """The lines of the headers that may cross the router: neither hop-by-hop, nor named by Connection, nor our own.
+    `last`: the last fate that crosses here."""
+    lines, names = [], False
+    for name, value in headers:
+        what = fate(name)
+        if what <= last:
+            lines.append(name)
+            lines.append(b": ")
+            lines.append(value)
+            lines.append(b"\r\n")
+        elif what == CONNECTION and value not in _NAMES_NONE:
+            names = True
+    return crossing(_without_named(headers), last) if names else b"".join(lines)
+
+
+def closes(headers: Headers) -> bool:
+    """Whether Connection says that the connection ends with this message."""
+    said = [value.lower() for name, value in headers if fate(name) == CONNECTION]
+    return b"close" in [token.strip() for token in b",".join(said).split(b",")]
+
+
+def _without_named(headers: Headers) -> Headers:
+    """The headers less Connection and what it takes away."""
+    named = {b"connection"}
+    for name, value in headers:
+        if fate(name) == CONNECTION:
+            named.update([token.strip().lower() for token in value.split(b",")])
+    named -= _NEVER_NAMED
+    return [pair for pair in headers if pair[0].lower() not in named]
+
+
+def _pairs(lines: bytes) -> Headers:
+    found = [line.partition(b": ") for line in lines.split(b"\r\n") if line]
+    return [(name, value) for name, _, value in found]
+
+
+def path_of(target: bytes) -> str:
+    """A target without its query."""
+    return target.partition(b"?")[0].decode("latin-1")
+
+
 class Request:
     """A whole request: the body has arrived and its framing is gone."""
 
     __slots__ = (
-        "_headers",
-        "_packed",
         "body",
         "http11",
         "id",
         "keep_alive",
         "key",
+        "lines",
         "method",
         "path",
         "rank",
@@ -98,7 +140,8 @@ class Request:
         self,
         method: bytes,
         target: bytes,
-        headers: Headers,
+        path: str,
+        lines: bytes,
         body: bytes,
         http11: bool,
         keep_alive: bool,
@@ -109,9 +152,10 @@ class Request:
     ) -> None:
         self.method = method
         self.target = target
-        self.path = target.partition(b"?")[0].decode("latin-1")
-        self._headers: Headers | None = headers
-        self._packed = b""
+        self.path = path
+        """Of the target, without the query."""
+        self.lines = lines
+        """Those headers that cross the router, as lines: a long answer's are held in one piece."""
         self.body = body
         self.http11 = http11
         self.keep_alive = keep_alive
@@ -126,37 +170,39 @@ class Request:
 
     @property
     def headers(self) -> Headers:
-        if self._headers is not None:
-            return self._headers
-        lines = [line.partition(b": ") for line in self._packed.split(b"\r\n") if line]
-        return [(name, value) for name, _, value in lines]
+        """Those that cross the router."""
+        return _pairs(self.lines)
 
     @headers.setter
     def headers(self, headers: Headers) -> None:
-        self._headers, self._packed = headers, b""
+        self.lines = crossing(headers)
 
-    def settle(self) -> None:
-        """A long answer has begun: the headers, which may never be asked for again, are kept in one piece."""
-        if self._headers is not None:
-            self._packed = b"\r\n".join([b": ".join(pair) for pair in self._headers])
-            self._headers = None
+    def add(self, name: bytes, value: bytes) -> None:
+        """One header more, for the replica."""
+        self.lines = b"%b%b: %b\r\n" % (self.lines, name, value)
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of a header; `name` in lower case."""
+        """The first value of a header that crosses; `name` in lower case."""
         for key, value in self.headers:
             if key.lower() == name:
                 return value
         return None
 
     def like(
-        self, *, method: bytes | None = None, target: bytes | None = None, headers: Headers | None = None
+        self,
+        *,
+        method: bytes | None = None,
+        target: bytes | None = None,
+        lines: bytes | None = None,
+        body: bytes | None = None,
     ) -> Request:
         """Another one of the same client, that differs in this."""
         return Request(
             self.method if method is None else method,
             self.target if target is None else target,
-            self.headers if headers is None else headers,
-            self.body,
+            self.path if target is None else path_of(target),
+            self.lines if lines is None else lines,
+            self.body if body is None else body,
             self.http11,
             self.keep_alive,
             self.upgrade,
@@ -169,12 +215,14 @@ class Request:
 class Head:
     """Status line and headers of a replica's answer."""
 
-    __slots__ = ("codings", "encoded", "headers", "kind", "length", "reason", "status", "tells_id")
+    __slots__ = ("_headers", "codings", "encoded", "kind", "length", "lines", "reason", "status", "tells_id")
 
     def __init__(self, status: int, reason: bytes, headers: Headers) -> None:
         self.status = status
         self.reason = reason
-        self.headers = headers
+        self._headers: Headers | None = headers
+        self.lines = crossing(headers, LENGTH)
+        """Those headers that cross the router, as lines."""
         self.length = False
         """Whether its Content-Length was told."""
         self.codings: list[bytes] | None = None
@@ -204,6 +252,17 @@ class Head:
                     codings = self.codings = []
                 codings.append(value.strip().lower())
 
+    def like(self, lines: bytes) -> Head:
+        """One that differs in the value of headers that nothing but a client reads."""
+        head = Head(self.status, self.reason, _NO_HEADERS)
+        head._headers, head.lines = None, lines
+        head.length, head.kind, head.encoded, head.tells_id = self.length, self.kind, self.encoded, self.tells_id
+        return head
+
+    @property
+    def headers(self) -> Headers:
+        return self._headers if self._headers is not None else _pairs(self.lines)
+
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
         for key, value in self.headers:
@@ -213,7 +272,8 @@ class Head:
 
     def drop_id(self) -> None:
         """Take its X-Request-Id out, wherever it stands."""
-        self.headers = [pair for pair in self.headers if fate(pair[0]) != REQUEST_ID]
+        self._headers = [pair for pair in self.headers if fate(pair[0]) != REQUEST_ID]
+        self.lines = crossing(self._headers, LENGTH)
         self.tells_id = False
 
     @property
@@ -227,32 +287,11 @@ class Head:
         return self.status < 200 or self.status in (204, 304)
 
 
-def _add_crossing(lines: list[bytes], headers: Headers, last: int) -> None:
-    """Add the headers that may cross the router: neither hop-by-hop, nor named by Connection, nor our own. `last`: the
-    last fate that crosses here."""
-    before, names = len(lines), False
-    for name, value in headers:
-        what = fate(name)
-        if what <= last:
-            lines.append(name)
-            lines.append(b": ")
-            lines.append(value)
-            lines.append(b"\r\n")
-        elif what == CONNECTION and value not in _NAMES_NONE:
-            names = True
-    if names:
-        del lines[before:]
-        _add_crossing(lines, _without_named(headers), last)
-
-
-def _without_named(headers: Headers) -> Headers:
-    """The headers less Connection and what it takes away."""
-    named = {b"connection"}
-    for name, value in headers:
-        if fate(name) == CONNECTION:
-            named.update([token.strip().lower() for token in value.split(b",")])
-    named -= _NEVER_NAMED
-    return [pair for pair in headers if pair[0].lower() not in named]
+def _with(lines: bytes, more: Headers | None) -> bytes:
+    if more:
+        for name, value in more:
+            lines = b"%b%b: %b\r\n" % (lines, name, value)
+    return lines
 
 
 def request_head(
@@ -261,29 +300,18 @@ def request_head(
     """The request's head for a replica: same method, target and headers and those `added`, this hop's own framing of
     `length` bytes."""
     method = request.method
-    lines = [method, b" ", base_path, request.target, b" HTTP/1.1\r\nHost: ", authority, b"\r\n"]
-    _add_crossing(lines, request.headers, ENCODING)
-    if added:
-        for name, value in added:
-            lines.extend((name, b": ", value, b"\r\n"))
+    lines = _with(request.lines, added)
     if length or method in (b"POST", b"PUT", b"PATCH"):
-        lines.append(b"Content-Length: %d\r\n\r\n" % length)
-    else:
-        lines.append(b"\r\n")
-    return b"".join(lines)
+        lines = b"%bContent-Length: %d\r\n" % (lines, length)
+    return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (method, base_path, request.target, authority, lines)
 
 
 def response_head(head: Head, extra: Headers, *, chunked: bool, close: bool) -> bytes:
     """An answer's head for the client. `chunked`: the body that follows is framed in chunks by this hop."""
-    status = head.status
-    lines = [b"HTTP/1.1 200 " if status == 200 else b"HTTP/1.1 %d " % status, head.reason, b"\r\n"]
-    # A length beside chunks is a smuggler's tool (RFC 9112 6.3); the chunks win.
-    _add_crossing(lines, head.headers, HOST if chunked or status == 204 else LENGTH)
-    for name, value in extra:
-        lines.extend((name, b": ", value, b"\r\n"))
-    if chunked:
-        lines.append(b"Transfer-Encoding: chunked\r\n")
-    if close:
-        lines.append(b"Connection: close\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
+    lines = head.lines
+    if head.length and (chunked or head.status == 204):
+        # A length beside chunks is a smuggler's tool (RFC 9112 6.3); the chunks win.
+        lines = crossing(head.headers, HOST)
+    framing = b"Transfer-Encoding: chunked\r\n" if chunked else b""
+    ends = b"Connection: close\r\n" if close else b""
+    return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (head.status, head.reason, _with(lines, extra), framing, ends)

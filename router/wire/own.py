@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from router.telemetry import CONTENT_TYPE
 from router.wire import errors
+from router.wire.errand import Errand
 from router.wire.http import Head, response_head
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
+    from router.wire.errand import Task
     from router.wire.front import Front
     from router.wire.http import Request
+
+PATHS: Final = ("/health", "/ready", "/metrics")
 
 
 class Own:
@@ -23,7 +28,7 @@ class Own:
 
     def __init__(
         self,
-        beyond: Callable[[Request, Front], Coroutine[Any, Any, None]],
+        beyond: Callable[[Request, Front, Callable[[Task], None]], Task],
         *,
         missing: Callable[[], list[str]],
         lacking: Callable[[], list[str]],
@@ -34,8 +39,12 @@ class Own:
         self._lacking = lacking
         self._metrics = metrics
 
-    def serve(self, request: Request, client: Front) -> Coroutine[Any, Any, None]:
-        return (self._serve if request.method in (b"GET", b"HEAD") else self._beyond)(request, client)
+    def serve(self, request: Request, client: Front, ended: Callable[[Task], None]) -> Task:
+        if request.path not in PATHS or request.method not in (b"GET", b"HEAD"):
+            return self._beyond(request, client, ended)
+        errand = Errand(asyncio.get_running_loop(), self._serve(request, client), ended)
+        errand.begin()
+        return errand
 
     async def _serve(self, request: Request, client: Front) -> None:
         match request.path:
@@ -45,10 +54,8 @@ class Own:
                 missing = self._missing()
                 body = orjson.dumps({"ready": not missing, "missing": missing or self._lacking()})
                 _answer(request, client, 503 if missing else 200, "application/json", body)
-            case "/metrics":
-                await self._page(request, client)
             case _:
-                await self._beyond(request, client)
+                await self._page(request, client)
 
     async def _page(self, request: Request, client: Front) -> None:
         try:

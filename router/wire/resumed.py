@@ -55,7 +55,7 @@ class Resumed(Attempt):
         self._observer.answering(head, self._last)
         self._client.go_on(self._connection, self._shut)
 
-    def body(self, piece: bytes) -> None:
+    def body(self, piece: bytes, framed: bytes = b"") -> None:
         # Whole events only: where this one breaks off, too, the client was given just what was watched.
         events, end, self._rest = (self._rest + piece).rpartition(b"\n\n")
         if end:

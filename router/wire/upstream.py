@@ -14,6 +14,7 @@ import httptools
 
 from router.names import Name
 from router.wire.http import CODING, LENGTH, Head, Headers, fate
+from router.wire.known import KnownAnswer, known_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,7 @@ _NO_HEADERS: Final[Headers] = []
 REASON: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 # What framing one chunk may cost besides its data.
 CHUNK_BYTES: Final = 64
+_MOST_SIZE_DIGITS: Final = 8
 
 
 class BrokenError(Exception):
@@ -46,7 +48,8 @@ class Sink(ABC):
     def head(self, head: Head) -> None: ...
 
     @abstractmethod
-    def body(self, piece: bytes) -> None: ...
+    def body(self, piece: bytes, framed: bytes = b"") -> None:
+        """A piece of the answer's body. `framed`: the same as one chunk, if it came as one."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -73,7 +76,9 @@ class Upstream:
     is compiled inherits from compiled ones only."""
 
     __slots__ = (
+        "_at_chunk",
         "_complete",
+        "_head",
         "_head_only",
         "_head_seen",
         "_headed",
@@ -105,6 +110,8 @@ class Upstream:
         self.transport: asyncio.Transport | None = None
         self._sink: Sink | None = None
         self._headed = False  # the answer's head has been passed on
+        self._head: Head | None = None  # an answer's that may repeat itself
+        self._at_chunk = False  # a chunk of the answer's body has ended, and no other one has begun
         self._headers = _NO_HEADERS
         self._reason = b""
         self._head_only = False
@@ -133,7 +140,7 @@ class Upstream:
         self._head_only = head_only
         self._headed = False
         self._head_seen = 0
-        self._complete = self._surplus = self._until_close = self._keep_alive = False
+        self._complete = self._surplus = self._until_close = self._keep_alive = self._at_chunk = False
         self._nonsense = ""
         self._overhead = 0
         self.answered = False
@@ -184,10 +191,22 @@ class Upstream:
             return
         self.answered = True
         self.heard_at = self._loop.time()
+        whole = not self._headed and not self._head_seen  # an answer begins with it
+        if whole:
+            known = self._pool.known
+            if known is not None and not self._head_only and (at := known.body_at(data)) >= 0:
+                self._whole(sink, known.head(len(data) - at), data[at:])
+                return
+        elif self._at_chunk and (piece := _one_chunk(data)):
+            sink.body(piece, data)
+            if self._sink is not None:
+                sink.flush()
+            return
         if not self._headed:
             self._head_seen += len(data)
         else:
             self._overhead += len(data)
+        self._at_chunk = False
         parser = self._parser
         assert parser is not None
         try:
@@ -212,9 +231,22 @@ class Upstream:
         if self._sink is None:
             return
         if self._complete:
+            if whole and self._head is not None and self._keep_alive and not self._surplus:
+                self._pool.known = known_answer(data, self._head)
             self._end()
         else:
+            # What stands behind a chunk is the next one's size, as far as it has come.
+            self._at_chunk = self._at_chunk and data.endswith(b"\r\n")
             sink.flush()
+
+    def _whole(self, sink: Sink, head: Head, body: bytes) -> None:
+        """A whole answer whose head is known."""
+        self._headed = self._complete = self._keep_alive = True
+        sink.head(head)
+        if body and self._sink is not None:
+            sink.body(body)
+        if self._sink is not None:
+            self._end()
 
     def _switch(self, sink: Sink, rest: bytes) -> None:
         """It says that it speaks another protocol from here on."""
@@ -295,6 +327,7 @@ class Upstream:
             self._nonsense = "Transfer-Encoding"
             return
         self._headed = True
+        self._head = head if status == 200 and codings is None else None
         self._headers, self._reason = _NO_HEADERS, b""
         if not head.bodiless and not self._head_only:
             self._until_close = not (head.length or codings)
@@ -302,6 +335,12 @@ class Upstream:
             self._sink.head(head)
         if self._head_only:
             self._complete = True
+
+    def on_chunk_header(self) -> None:
+        self._at_chunk = False
+
+    def on_chunk_complete(self) -> None:
+        self._at_chunk = True
 
     def on_body(self, piece: bytes) -> None:
         # With its framing: to be told of each chunk's beginning would take a callback more.
@@ -329,6 +368,8 @@ class Pool:
         self._idle_seconds = idle_seconds
         self._tls = tls if tls is not None else (ssl.create_default_context() if address.tls else None)
         self._idle: deque[Upstream] = deque()
+        self.known: KnownAnswer | None = None
+        """What its last answer began with."""
         self.open: set[Upstream] = set()
         """All connections there are, idle ones among them."""
         self._loop = asyncio.get_running_loop()
@@ -402,6 +443,15 @@ class Pool:
             connection = self._idle.popleft()
             if connection.transport is not None:
                 connection.transport.close()
+
+
+def _one_chunk(data: bytes) -> bytes:
+    """The data of the one chunk that `data` is, framed as all frame it; empty where it is anything else."""
+    at = data.find(b"\r\n", 1, _MOST_SIZE_DIGITS + 2)
+    size = len(data) - at - 4
+    if at < 0 or size <= 0 or data[:at] != b"%x" % size or not data.endswith(b"\r\n"):
+        return b""
+    return data[at + 2 : -2]
 
 
 def _name(error: BaseException) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from router.config import Address
 from router.wire.attempts import Attempt, Patience
+from router.wire.errand import Errand, Task
 from router.wire.front import Door, Front, Limits
 from router.wire.http import Head, Headers, Request
 from router.wire.upstream import Pool
@@ -133,13 +134,26 @@ class Onlooker:
     def feed(self, piece: bytes, now: float) -> None: ...
 
 
+def errands(
+    serve: Callable[[Request, Front], Coroutine[Any, Any, None]],
+) -> Callable[[Request, Front, Callable[[Task], None]], Task]:
+    """What a door takes, of coroutines."""
+
+    def begin(request: Request, client: Front, ended: Callable[[Task], None]) -> Task:
+        errand = Errand(asyncio.get_running_loop(), serve(request, client), ended)
+        errand.begin()
+        return errand
+
+    return begin
+
+
 class Stage:
     """One client connection and one replica. `failures` are what the event loop would have logged."""
 
     def __init__(self, replica: Callable[[Wire], None]) -> None:
         self.failures: list[str] = []
         self.pool, self.wires = stage_pool(replica)
-        self.door = Door(self._serve, LIMITS)
+        self.door = Door(errands(self._serve), LIMITS)
         self.front = Front(self.door)
         self.client = Wire(self.front)
         self.front.connection_made(self.client)  # type: ignore[arg-type]

@@ -128,7 +128,11 @@ def sequence(choices: Choices, message: Callable[[Choices], bytes]) -> bytes:
     if kind == 4:
         return b"".join(choices.of(SPOILERS) if choices.below(3) else message(choices) for _ in range(choices.below(6)))
     data = b"".join(message(choices) for _ in range(choices.of((1, 1, 2, 3))))
-    for _ in range(choices.below(4) if kind > 1 else 0):
+    return wounded(choices, data, choices.below(4) if kind > 1 else 0)
+
+
+def wounded(choices: Choices, data: bytes, times: int) -> bytes:
+    for _ in range(times):
         at, value = choices.wide() % (len(data) + 1), choices.below(256)
         match choices.below(4):
             case 0:
@@ -140,6 +144,18 @@ def sequence(choices: Choices, message: Callable[[Choices], bytes]) -> bytes:
             case _:
                 data = data[:at] + data[at : at + value % 30] + data[at:]
     return data
+
+
+def repeats(choices: Choices, first: bytes, field: bytes, least: int) -> list[bytes]:
+    """Messages whose heads are alike but for the length, as kept connections carry them: at least so many as they are,
+    then one that may be wounded. `first`: their first line, `field`: one that they all have."""
+    fields = [field, *choices.some(FIELDS, 2)]
+    fields.insert(choices.below(len(fields) + 1), choices.of((*[b"Content-Length: %d"] * 4, b"content-length: %d")))
+    head = b"\r\n".join([first, *fields, b"", b""])
+    bodies = [choices.body() for _ in range(least + 1 + choices.below(2))]
+    messages = [head % len(body) + body for body in bodies]
+    messages[-1] = wounded(choices, messages[-1], choices.below(3))
+    return messages
 
 
 def cuts(choices: Choices) -> list[int]:

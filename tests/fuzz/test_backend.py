@@ -10,7 +10,7 @@ from hypothesis import given, note
 from tests.fuzz import oracle
 from tests.fuzz.conftest import FUZZ, Stagehand
 from tests.fuzz.stage import Stage, Wire, pieces
-from tests.fuzz.strategies import DRAWN, answer, cuts, each, sequence
+from tests.fuzz.strategies import DRAWN, answer, cuts, each, repeats, sequence
 
 REQUESTS = [
     b"GET /v1/x HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -26,6 +26,10 @@ class Replica:
     """Answers with these bytes, piece by piece, and then ends the connection, or does not."""
 
     def __init__(self, data: bytes, cuts: list[int], ending: str) -> None:
+        self.then(data, cuts, ending)
+
+    def then(self, data: bytes, cuts: list[int], ending: str) -> None:
+        """The same for the next request."""
         self._pieces = pieces(data, cuts)
         self._ending = ending
 
@@ -81,9 +85,33 @@ def test_a_client_gets_the_one_answer_or_is_told(stagehand: Stagehand) -> None:
     attempt()
 
 
-async def _play(data: bytes, where: list[int], asked: bytes, ending: str) -> None:
+@pytest.mark.fault("answers that are no HTTP", "silent truncation")
+def test_behind_a_head_that_is_known_it_gets_the_same(stagehand: Stagehand) -> None:
+    @FUZZ
+    @given(DRAWN)
+    def attempt(drawn: bytes) -> None:
+        for choices in each(drawn):
+            ending = choices.of(("end", "end", "reset", "stay"))
+            first, *_, data = repeats(choices, b"HTTP/1.1 200 OK", b"Content-Type: application/json", 1)
+            where = cuts(choices) if choices.below(3) == 2 else []
+            note(f"{first!r}, and then {data!r}, cut at {where}, then: {ending}")
+            stagehand.run(functools.partial(_play, data, where, choices.of(REQUESTS), ending, first))
+
+    attempt()
+
+
+async def _play(data: bytes, where: list[int], asked: bytes, ending: str, first: bytes = b"") -> None:
+    """`first`: another request is answered with this before."""
     head = asked.startswith(b"HEAD")
-    stage = Stage(Replica(data, where, ending))
+    replica = Replica(first or data, [] if first else where, "stay" if first else ending)
+    stage = Stage(replica)
+    if first:
+        await stage.play(REQUESTS[1], [])
+        if stage.busy or stage.client.closing or not stage.pool._idle:
+            await stage.leave()
+            return
+        stage.client.written.clear()
+        replica.then(data, where, ending)
     await stage.play(asked, [])
     message = read(data, head=head, ending=ending)
     if ending == "stay" and stage.busy:

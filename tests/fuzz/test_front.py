@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, note
 from tests.fuzz import oracle
 from tests.fuzz.conftest import FUZZ, Stagehand
 from tests.fuzz.stage import Stage, Wire
-from tests.fuzz.strategies import DRAWN, cuts, each, request, sequence
+from tests.fuzz.strategies import DRAWN, cuts, each, repeats, request, sequence
 
 SERVED = {b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"}
 # RFC 9112 3.2, RFC 3986 3.2: what an authority may consist of.
@@ -110,6 +111,23 @@ def test_a_replica_sees_what_was_sent_and_nothing_else(stagehand: Stagehand) -> 
         for choices in each(drawn):
             where = cuts(choices)
             data = sequence(choices, request)
+            note(f"{data!r}, cut at {where}")
+            stagehand.run(functools.partial(_play, data, where))
+
+    attempt()
+
+
+@pytest.mark.fault("smuggling")
+def test_behind_a_head_that_is_known_it_sees_the_same(stagehand: Stagehand) -> None:
+    @FUZZ
+    @given(DRAWN)
+    def attempt(drawn: bytes) -> None:
+        for choices in each(drawn):
+            first = choices.of((b"POST /v1/x HTTP/1.1", b"POST /v1/x HTTP/1.1", b"PUT * HTTP/1.1", b"GET / HTTP/1.0"))
+            messages = repeats(choices, first, b"Host: x", 1)
+            where = list(itertools.accumulate(map(len, messages)))
+            where += cuts(choices) if choices.below(3) == 2 else []
+            data = b"".join(messages)
             note(f"{data!r}, cut at {where}")
             stagehand.run(functools.partial(_play, data, where))
 
