@@ -96,8 +96,9 @@ class Known:
 def marks(body: bytes) -> list[bytes]:
     """Digests of the first STEP bytes, of the first 2 * STEP bytes, and so on: each of the one before and a step's."""
     digest, found = b"", []
+    digest_of = xxh3_128_digest  # as a name of the module it is searched for each time
     for start in range(0, len(body) - STEP + 1, STEP):
-        digest = xxh3_128_digest(digest + xxh3_128_digest(body[start : start + STEP]))
+        digest = digest_of(digest + digest_of(body[start : start + STEP]))
         found.append(digest)
     return found
 
