@@ -34,7 +34,19 @@ class Booking:
     each prompt and answer. `fetches`: bytes of KV on their way here. `holds`: tokens of KV that it takes here.
     """
 
-    __slots__ = ("fetches", "holds", "load", "prefill_ms", "sequences", "since", "stage", "visible", "work")
+    __slots__ = (
+        "ahead",
+        "behind",
+        "fetches",
+        "holds",
+        "load",
+        "prefill_ms",
+        "sequences",
+        "since",
+        "stage",
+        "visible",
+        "work",
+    )
 
     def __init__(
         self,
@@ -57,6 +69,9 @@ class Booking:
         self.stage = stage
         self.fetches = fetches
         self.holds = holds
+        self.ahead: Booking | None = None
+        """Whose prefill was booked just before, of those that are not done."""
+        self.behind: Booking | None = None
 
     def first_token(self, now: float) -> None:
         if self.stage == Stage.PREFILL:
@@ -96,10 +111,11 @@ class Load:
     __slots__ = (
         "_decoded",
         "_fetched",
+        "_first",
         "_freed",
         "_head_since",
+        "_last",
         "_prefills_ms",
-        "_queue",
         "_queued_ms",
         "_routed",
         "_routed_at",
@@ -124,7 +140,10 @@ class Load:
         """Tokens of KV that requests in flight hold here, or will."""
         self.prefills = 0
         """How many it was ever given."""
-        self._queue: dict[Booking, None] = {}  # in order of booking
+        self._first: Booking | None = (
+            None  # whose prefills are not done, in order of booking: each knows its neighbours
+        )
+        self._last: Booking | None = None
         self._queued_ms = 0.0
         self._head_since = 0.0
         self._routed = 0.0
@@ -142,10 +161,14 @@ class Load:
         """Take a request on. `work`: all it will be for the replica, in prefilled tokens' worth (a rate would change
         with what is learned, and old work would weigh more than new)."""
         booking = Booking(self, now, prefill_ms, visible, work, sequences, holds=holds)
-        if not self._queue:
+        if self._last is None:
+            self._first = booking
             self._head_since = now
             self._queued_ms = 0.0
-        self._queue[booking] = None
+        else:
+            booking.ahead = self._last
+            self._last.behind = booking
+        self._last = booking
         self._queued_ms += prefill_ms
         self.in_flight += sequences
         self.holding += holds
@@ -168,8 +191,7 @@ class Load:
     def waiting_ms(self, now: float) -> float:
         """How long a request that came now would wait for the prefills before it: their sum, less the time the first
         of them has been worked on."""
-        while self._queue:
-            head = next(iter(self._queue))
+        while (head := self._first) is not None:
             worked_ms = (now - self._head_since) * 1000
             if head.visible or worked_ms < head.prefill_ms:
                 return max(0.0, self._queued_ms - min(head.prefill_ms, worked_ms))
@@ -180,9 +202,8 @@ class Load:
 
     def head_ms(self, now: float) -> float:
         """What the first prefill in the queue still takes: so much of `waiting_ms` passes by itself."""
-        if not self.waiting_ms(now):
+        if not self.waiting_ms(now) or (head := self._first) is None:
             return 0.0
-        head = next(iter(self._queue))
         return max(0.0, head.prefill_ms - (now - self._head_since) * 1000)
 
     def routed(self, now: float) -> float:
@@ -205,7 +226,7 @@ class Load:
 
     def answering(self, now: float) -> float:
         """How many it decoded at a time lately, on average."""
-        return self._decoded_by(now) / self._seen(now)
+        return self._decoded_by(self._kept(now)) / self._seen(now)
 
     def begin_answer(self, booking: Booking, now: float) -> None:
         self._fade(now)
@@ -236,8 +257,8 @@ class Load:
 
     def _fade(self, now: float) -> None:
         """Bring all that is over the last minute to this moment."""
-        self._decoded = self._decoded_by(now)
         kept = self._kept(now)
+        self._decoded = self._decoded_by(kept)
         self._routed *= kept
         self._prefills_ms *= kept
         self._squares *= kept
@@ -245,8 +266,7 @@ class Load:
         self._freed *= kept
         self._routed_at = now
 
-    def _decoded_by(self, now: float) -> float:
-        kept = self._kept(now)
+    def _decoded_by(self, kept: float) -> float:
         return self._decoded * kept + self.decoding * ROUTED_WINDOW_SECONDS * (1 - kept)
 
     def _seen(self, now: float) -> float:
@@ -262,8 +282,14 @@ class Load:
         self.expected -= 1
 
     def leave_prefill(self, booking: Booking, now: float) -> None:
-        first = next(iter(self._queue)) is booking
-        del self._queue[booking]
+        ahead, behind = booking.ahead, booking.behind
+        booking.ahead = booking.behind = None
+        if ahead is None:
+            self._first, self._head_since = behind, now
+        else:
+            ahead.behind = behind
+        if behind is None:
+            self._last = ahead
+        else:
+            behind.ahead = ahead
         self._queued_ms -= booking.prefill_ms
-        if first:
-            self._head_since = now

@@ -50,6 +50,22 @@ def test_an_end_counts_once_and_a_first_token_after_it_not_at_all() -> None:
     assert (load.in_flight, load.decoding, load.waiting_ms(2.0)) == (0, 0, 0.0)
 
 
+def test_prefills_leave_the_queue_from_wherever_they_stand() -> None:
+    load = Load()
+    first, middle, last = (load.book(0.0, prefill_ms=ms, work=ms, visible=True) for ms in (100, 200, 400))
+    middle.close(0.05)
+    assert load.waiting_ms(0.05) == pytest.approx(450)  # the first is being worked on as before
+    last.first_token(0.06)
+    assert load.waiting_ms(0.06) == pytest.approx(40)
+    behind = load.book(0.06, prefill_ms=800, work=800, visible=True)
+    first.first_token(0.1)
+    assert (load.waiting_ms(0.1), load.head_ms(0.2)) == (pytest.approx(800), pytest.approx(700))
+    behind.close(0.2)
+    assert (load.waiting_ms(0.2), load.head_ms(0.2)) == (0.0, 0.0)
+    load.book(1.0, prefill_ms=100, work=100, visible=True)
+    assert load.waiting_ms(1.0) == 100
+
+
 def test_routed_work_fades() -> None:
     load = Load()
     load.book(0.0, prefill_ms=0, work=1000, visible=True)
