@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-def leading(keys: Sequence[int], held: Container[int], guess: int = 0) -> int:
+def leading(keys: list[K], held: dict[K, V], guess: int = 0) -> int:
     """How many leading keys are held, where whatever is held has its ancestors held too. O(log n) look-ups; two or
     three where none or all are, or as many as `guess`."""
     whole = len(keys)

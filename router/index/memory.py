@@ -121,18 +121,16 @@ class Index:
         self._replicas.pop(replica, None)
         self._known.pop(replica, None)
 
-    def match(
-        self, replica: str, keys: Sequence[int], now: float = 0.0, rank: int | None = None, guess: int = 0
-    ) -> Match:
+    def match(self, replica: str, keys: list[int], now: float = 0.0, rank: int | None = None, guess: int = 0) -> Match:
         """`rank`: look there alone; the prompts of one request go to one rank. `guess`: how deep it is elsewhere."""
         residency = self._replicas.get(replica)
         if residency is None:
             ranks = self._known.get(replica)
             return Match(0, False) if ranks is None else self._match_known(ranks, keys, now, rank)
-        depth = residency.depth(keys, guess)
-        return Match(depth, depth > 0 and residency.ends_a_turn(keys[depth - 1]))
+        depth, ends = residency.match(keys, guess)
+        return Match(depth, ends)
 
-    def _match_known(self, ranks: dict[int, Known], keys: Sequence[int], now: float, rank: int | None) -> Match:
+    def _match_known(self, ranks: dict[int, Known], keys: list[int], now: float, rank: int | None) -> Match:
         named = len(ranks) > 1
         depth, best, known = -1, 0, None
         for number, each in ranks.items():
@@ -149,7 +147,7 @@ class Index:
     def record(
         self,
         replica: str,
-        keys: Sequence[int],
+        keys: list[int],
         *,
         ended: bool = False,
         prompt_blocks: int = 0,
@@ -161,24 +159,20 @@ class Index:
     ) -> None:
         """See `Residency.record`. `prompt_blocks`: how many of an answered request's blocks are its prompt's. `until`:
         when the prefill should be through. `rank`: as `match` gave it."""
-        ranks = self._known.get(replica)
-        if ranks is None:
-            residency = self._replicas.get(replica)
-            if residency is not None:
-                residency.record(keys, ended=ended, beyond=beyond, partial=partial, guess=prompt_blocks)
-        elif (known := self._rank(ranks, rank)) is not None:
+        residency = self._replicas.get(replica)
+        if residency is not None:
+            residency.record(keys, ended=ended, beyond=beyond, partial=partial, guess=prompt_blocks)
+        elif (known := self._rank(self._known.get(replica, {}), rank)) is not None:
             if ended:
                 known.answered(keys, prompt_blocks, now, beyond=beyond, partial=partial)
             else:
                 known.place(keys, now, until, partial=partial)
 
-    def forget(self, replica: str, keys: Sequence[int], rank: int | None = None) -> None:
-        ranks = self._known.get(replica)
-        if ranks is None:
-            residency = self._replicas.get(replica)
-            if residency is not None:
-                residency.forget(keys)
-        elif (known := self._rank(ranks, rank)) is not None:
+    def forget(self, replica: str, keys: list[int], rank: int | None = None) -> None:
+        residency = self._replicas.get(replica)
+        if residency is not None:
+            residency.forget(keys)
+        elif (known := self._rank(self._known.get(replica, {}), rank)) is not None:
             known.forget(keys)
 
     def soon(self, replica: str, keys: Sequence[int], depth: int, rank: int | None) -> int:

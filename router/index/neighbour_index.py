@@ -9,8 +9,6 @@ from router.index.memory import Index
 from router.index.news import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from router.index.neighbours import Neighbours
 
 
@@ -25,7 +23,7 @@ class NeighbourIndex(Index):
     def record(
         self,
         replica: str,
-        keys: Sequence[int],
+        keys: list[int],
         *,
         ended: bool = False,
         prompt_blocks: int = 0,
@@ -49,6 +47,6 @@ class NeighbourIndex(Index):
         packed = array("Q", keys).tobytes()
         self._neighbours.tell(Record(replica, packed, rank, ended, prompt_blocks, now, until, beyond, partial))
 
-    def forget(self, replica: str, keys: Sequence[int], rank: int | None = None) -> None:
+    def forget(self, replica: str, keys: list[int], rank: int | None = None) -> None:
         super().forget(replica, keys, rank)
         self._neighbours.tell(Record(replica, array("Q", keys).tobytes(), rank, forgotten=True))

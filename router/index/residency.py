@@ -12,17 +12,14 @@ with what that one adds.
 
 from __future__ import annotations
 
-import sys
-from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from router.index.gallop import leading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
+    from collections.abc import Iterable
 
 OPEN: Final = 0
 """The last whole block of a prompt that is not answered yet."""
@@ -33,23 +30,27 @@ SHARED: Final = 2
 
 _UNNAMED: Final = 3  # blocks of no known name: they take room and are never found
 
-_WIDTH: Final = 8  # bytes of a key
 # A path of more runs than this is made one again. Runs come apart one at a time, so that this is paid for seldom.
 _MOST_RUNS = 32
 
 
+K = TypeVar("K")
+
+
 class _Run(msgspec.Struct, gc=False, eq=False):
-    """Blocks in a row. Of compact parts that the garbage collector need not visit: there may be one for each block."""
+    """Blocks in a row. Of compact parts that the garbage collector need not visit: there may be one for each block. A
+    class of our own would cost less to look into once compiled, but be visited where it is not."""
 
     start: int
     """How many blocks stand before its first, from the root on."""
-    keys: bytes
-    """Of `_WIDTH` bytes each; zeros where they have no name."""
+    keys: tuple[int, ...]
+    """Zeros where they have no name; else mostly the very objects that `Residency._held` has, at no further cost."""
     place: int = 0
-    """In the order of use."""
+    """In the order of use; 0 out of it."""
     state: int = SHARED
     """Of its blocks from `turn` on; those before are SHARED."""
     turn: int = 0
+    """Of no meaning where all are SHARED."""
 
 
 class Residency:
@@ -69,28 +70,38 @@ class Residency:
         self._order: dict[int, _Run] = {}  # by place, oldest first
         self._places = 0
         self._oldest = 1  # no run has a place before this one
-        self._asked: Sequence[int] = ()  # whose depth was asked for last: mostly what is recorded next
+        self._asked: list[int] = []  # whose depth was asked for last: mostly what is recorded next
         self._depth = 0
         self._unnamed = 0
 
     def __len__(self) -> int:
         return len(self._held) + self._unnamed
 
-    def depth(self, keys: Sequence[int], guess: int = 0) -> int:
+    def depth(self, keys: list[int], guess: int = 0) -> int:
         """How many leading blocks of a chain are held; see `leading`."""
+        return self.match(keys, guess)[0]
+
+    def match(self, keys: list[int], guess: int = 0) -> tuple[int, bool]:
+        """How many leading blocks of a chain are held, and whether `ends_a_turn` is true of the last of these."""
         held = self._held
-        depth = at = leading(keys, held, guess)
+        # Many prompts begin alike, and part where the last one did.
+        depth = at = leading(keys, held, guess or self._depth)
+        ends = False
         # From run to run: where the engine dropped one, what follows may still be thought to be there.
         while at:
             run = held.get(keys[at - 1])
             if run is None:
                 depth = at = leading(keys[: at - 1], held)
-            elif run.start < at:
-                at = run.start
-            else:
+                ends = False
+                continue
+            if at == depth:
+                ends = _state_at(run, at - 1) == ENDED
+            start = run.start
+            if start >= at:
                 break  # two blocks of one name
+            at = start
         self._asked, self._depth = keys, depth
-        return depth
+        return depth, ends
 
     def ends_a_turn(self, key: int) -> bool:
         """Whether one request was answered in this block and nothing went on from it: a conversation waits here."""
@@ -98,7 +109,7 @@ class Residency:
         return run is not None and run.state == ENDED and _find(run, key) >= run.turn
 
     def record(
-        self, keys: Sequence[int], *, ended: bool = False, beyond: int = 0, partial: bool = False, guess: int = 0
+        self, keys: list[int], *, ended: bool = False, beyond: int = 0, partial: bool = False, guess: int = 0
     ) -> None:
         """A request with these blocks was given to the replica: they are held now, and the most recently used.
 
@@ -109,18 +120,18 @@ class Residency:
         """
         if keys is self._asked:
             guess = self._depth
-        room = max(1, self.capacity - partial)
+        room = self.capacity - 1 if partial and self.capacity > 1 else self.capacity
         if len(keys) > room:
             keys = keys[:room]
         unnamed = min(beyond, room - len(keys))
         if unnamed:
             self._unnamed += unnamed
-            self._touch(_Run(0, bytes(_WIDTH * unnamed), state=_UNNAMED))
+            self._touch(_Run(0, (0,) * unnamed, 0, _UNNAMED))
         if keys:
             self._record(keys, ended, guess)
         self._evict(room)
 
-    def _record(self, keys: Sequence[int], ended: bool, guess: int) -> None:
+    def _record(self, keys: list[int], ended: bool, guess: int) -> None:
         held, whole = self._held, len(keys)
         there = leading(keys, held, guess)
         before = _state_at(held[keys[there - 1]], there - 1) if there else SHARED
@@ -130,11 +141,12 @@ class Residency:
                 # Others went on from here, or will: a run that went on with these would soon be divided again.
                 path.insert(0, self._new(keys, there, whole))
             else:
-                new = keys[there:]
-                path[0].keys += _pack(new)
-                self._hold(new, path[0])
+                new = tuple(keys[there:])
+                path[0].keys += new
+                _hold(held, new, path[0])
         for run in path:
-            run.state, run.turn = SHARED, 0
+            if run.state != SHARED:
+                run.state = SHARED
             self._touch(run)
         last = path[0]
         if there < whole:
@@ -146,15 +158,16 @@ class Residency:
             # several prompts wait, none of them may take it back.
             last.state, last.turn = ENDED, whole - 1 - last.start
 
-    def _path(self, keys: Sequence[int], there: int) -> list[_Run]:
-        """The runs of these leading blocks, which are held, taken out of the order. The deepest first."""
+    def _path(self, keys: list[int], there: int) -> list[_Run]:
+        """The runs of these leading blocks, which are held, taken out of the order; all get new places there. The
+        deepest first."""
         held = self._held
         path: list[_Run] = []
         end = there
         while end:
             run = held.get(keys[end - 1])
             begin = run.start if run is not None else 0
-            if run is not None and not begin < end <= begin + len(run.keys) // _WIDTH:
+            if run is not None and not begin < end <= begin + len(run.keys):
                 # Two blocks of one name, in different depths. The newer is right.
                 self.drop((keys[end - 1],))
                 run = None
@@ -168,59 +181,57 @@ class Residency:
             path.append(run)
             end = begin
         if len(path) > _MOST_RUNS:
+            for run in path:
+                run.place = 0
             return [self._new(keys, 0, there)]
         return path
 
-    def _new(self, keys: Sequence[int], begin: int, end: int) -> _Run:
-        keys = keys[begin:end]
-        run = _Run(begin, _pack(keys))
-        self._hold(keys, run)
+    def _new(self, keys: list[int], begin: int, end: int) -> _Run:
+        new = tuple(keys[begin:end])
+        run = _Run(begin, new)
+        _hold(self._held, new, run)
         return run
-
-    def _hold(self, keys: Iterable[int], run: _Run) -> None:
-        held = self._held
-        for key in keys:
-            held[key] = run
 
     def _take(self, run: _Run, count: int) -> _Run:
         """Its first blocks as a run of their own, out of the order. What is left keeps its place there."""
-        cut = _WIDTH * count
-        if cut == len(run.keys):
-            self._order.pop(run.place, None)
-            run.place = 0
+        keys, place = run.keys, run.place
+        if count == len(keys):
+            if place:
+                del self._order[place]
             return run
-        head, tail = run.keys[:cut], run.keys[cut:]
+        head, tail = keys[:count], keys[count:]
         left = max(0, run.turn - count)
         # The shorter one is told of its new run.
         if len(head) < len(tail):
             taken = _Run(run.start, head)
             run.start, run.keys, run.turn = run.start + count, tail, left
-            self._hold(array("Q", head), taken)
+            _hold(self._held, head, taken)
             return taken
-        rest = _Run(run.start + count, tail, run.place, run.state, left)
-        self._order[run.place] = rest
+        rest = _Run(run.start + count, tail, place, run.state, left)
+        if place:
+            self._order[place] = rest
         run.keys, run.place = head, 0
-        self._hold(array("Q", tail), rest)
+        _hold(self._held, tail, rest)
         return run
 
     def _touch(self, run: _Run) -> None:
-        self._places += 1
-        run.place = self._places
-        self._order[run.place] = run
+        place = self._places = self._places + 1
+        run.place = place
+        self._order[place] = run
 
     def _trim(self, run: _Run, count: int) -> None:
         """Its first so many blocks stay."""
-        cut = _WIDTH * count
-        gone = run.keys[cut:]
-        run.keys = run.keys[:cut]
+        gone = run.keys[count:]
+        run.keys = run.keys[:count]
         if run.state == _UNNAMED:
-            self._unnamed -= len(gone) // _WIDTH
+            self._unnamed -= len(gone)
         else:
             held = self._held
-            for key in array("Q", gone):
+            for key in gone:
                 held.pop(key, None)
-        if not cut:
+        if not count:
             self._order.pop(run.place, None)
+            run.place = 0
 
     def presume(self, links: Iterable[tuple[int, int | None]]) -> None:
         """These blocks, each with its parent and after it, are all that is held, and older than whatever comes."""
@@ -240,23 +251,23 @@ class Residency:
             chain.append(key)
             tails[key] = chain
         for start, chain in reversed(chains):
-            run = _Run(start, _pack(chain))
-            self._hold(chain, run)
+            run = _Run(start, tuple(chain))
+            _hold(self._held, run.keys, run)
             self._touch(run)
         self._evict(self.capacity)
 
-    def forget(self, keys: Sequence[int]) -> None:
+    def forget(self, keys: list[int]) -> None:
         """These blocks, the end of a chain and all that its request added, were not computed after all.
 
         What another request has recorded since, and so waits for, stays: taking it would leave a hole before that one's
         own blocks.
         """
         run = self._held.get(keys[-1]) if keys else None
-        if run is None or _last_state(run) != OPEN or not run.keys.endswith(_pack(keys[-1:])):
+        if run is None or _last_state(run) != OPEN or run.keys[-1] != keys[-1]:
             return  # it was answered, or others wait here too
         # What another request has used since is another run.
-        self._trim(run, max(0, len(run.keys) // _WIDTH - len(keys)))
-        run.state, run.turn = SHARED, 0
+        self._trim(run, max(0, len(run.keys) - len(keys)))
+        run.state = SHARED
 
     def drop(self, keys: Iterable[int]) -> None:
         """The engine says that it holds these no more. What follows in the same run is of no use then."""
@@ -272,13 +283,13 @@ class Residency:
 
     def _evict(self, room: int) -> None:
         """The oldest, down to `room` blocks."""
-        while self._order and (surplus := len(self) - room) > 0:
+        while (surplus := len(self._held) + self._unnamed - room) > 0 and self._order:
             run = self._order.get(self._oldest)
             if run is None:
                 # Not the first one that a look through the dict finds: that passes all that has gone each time.
                 self._oldest += 1
             else:
-                self._trim(run, max(0, len(run.keys) // _WIDTH - surplus))
+                self._trim(run, max(0, len(run.keys) - surplus))
 
     def clear(self) -> None:
         self._held.clear()
@@ -288,21 +299,23 @@ class Residency:
 
 def _state_at(run: _Run, place: int) -> int:
     """Of the block with so many before it, from the root on."""
-    return run.state if place - run.start >= run.turn else SHARED
+    state = run.state
+    return state if state == SHARED or place - run.start >= run.turn else SHARED
 
 
 def _last_state(run: _Run) -> int:
-    return _state_at(run, run.start + len(run.keys) // _WIDTH - 1)
+    return _state_at(run, run.start + len(run.keys) - 1)
 
 
-def _pack(keys: Sequence[int]) -> bytes:
-    return array("Q", keys).tobytes()
+def _hold(held: dict[K, _Run], keys: tuple[K, ...], run: _Run) -> None:
+    for key in keys:
+        held[key] = run
 
 
 def _find(run: _Run, key: int) -> int:
     """How many blocks of its run stand before it. From the end on: it is mostly near that."""
-    name = key.to_bytes(_WIDTH, sys.byteorder)
-    at = run.keys.rfind(name)
-    while at > 0 and at % _WIDTH:  # across two others
-        at = run.keys.rfind(name, 0, at + _WIDTH - 1)
-    return at // _WIDTH
+    keys = run.keys
+    at = len(keys) - 1
+    while at >= 0 and keys[at] != key:
+        at -= 1
+    return at

@@ -180,6 +180,8 @@ def test_runs_keep_the_order_that_blocks_have_one_by_one(
         assert {key: cache.ends_a_turn(key) for key in cache._held} == {
             key: state == "ended" for key, state in naive.queue.items() if key > 0
         }
+        depth, ends = cache.match(keys)
+        assert (depth, ends) == (cache.depth(keys), depth > 0 and cache.ends_a_turn(keys[depth - 1]))
 
 
 @given(
@@ -297,7 +299,7 @@ def test_5000_distinct_prompts_stay_within_the_pool() -> None:
     index = Index()
     index.size("a", 1000)
     for i in range(5000):
-        index.record("a", range(i * 1000, i * 1000 + 50))
+        index.record("a", list(range(i * 1000, i * 1000 + 50)))
     assert index.blocks("a") == 1000
 
 
