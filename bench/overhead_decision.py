@@ -155,7 +155,7 @@ class Decider:
         return chains, [len(row) for row in rows]
 
     def choose(self, chains: list[Chain], tokens: list[int]) -> None:
-        self._dispatch.weigh(0.0, self.replicas, lambda _: chains, tokens)
+        self._dispatch.weigh(0.0, self.replicas, [chains] * len(self.replicas), tokens)
 
     def hold(self, chains: list[Chain]) -> None:
         """Every second replica holds the prompt."""

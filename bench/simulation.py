@@ -18,6 +18,7 @@ from router.fleet.rates import Rates
 from router.fleet.replica import Replica, State
 from router.fleet.scrape import CacheConfig, Metrics
 from router.index.memory import Index
+from router.prompt.blocks import Blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
     from fake_backend.scheduler import SchedulerConfig
     from fake_backend.timing import StepTime
     from router.choose.policies import Policy
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A prompt's blocks, named by numbers: equal numbers are equal prefixes."""
-
-    keys: Sequence[int]
-    usable_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +164,14 @@ class Simulation:
         engines: list[Engine],
     ) -> int:
         size = self.shape.scheduler.block_size
-        prompt = [Blocks(call.keys[: call.prompt_tokens // size], max(0, call.prompt_tokens - 1) // size)]
+        prompt = [prompt_of(call, size)]
         placement = dispatch.place(
-            now, replicas, lambda _: prompt, [call.prompt_tokens], answer_tokens=call.answer_tokens, visible=True
+            now,
+            replicas,
+            [prompt] * len(replicas),
+            [call.prompt_tokens],
+            answer_tokens=call.answer_tokens,
+            visible=True,
         )
         number = numbers[placement.replica.name]
         record = Record(call, number, placement.hit)
@@ -192,7 +190,12 @@ class Simulation:
         return number
 
 
+def prompt_of(call: Call, size: int) -> Blocks:
+    """The prompt; its last token is always computed."""
+    return Blocks(list(call.keys[: call.prompt_tokens // size]), max(0, call.prompt_tokens - 1) // size)
+
+
 def whole(call: Call, size: int) -> Blocks:
     """Prompt and answer; the last token of an answer is sampled, never computed."""
     tokens = call.prompt_tokens + (call.answer_tokens - 1 if call.answer_named else 0)
-    return Blocks(call.keys[: tokens // size], 0)
+    return Blocks(list(call.keys[: tokens // size]), 0)

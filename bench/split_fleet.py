@@ -11,7 +11,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.simulation import Blocks, Call, whole
+from bench.simulation import Call, prompt_of, whole
 from fake_backend.engine import Engine
 from fake_backend.link import Link as EngineLink
 from fake_backend.request import Request
@@ -212,11 +212,11 @@ class SplitSimulation:
         def happens(now: float) -> None:
             self._advanced_at = now
             size = self.shape.scheduler.block_size
-            prompt = [Blocks(call.keys[: call.prompt_tokens // size], max(0, call.prompt_tokens - 1) // size)]
+            prompt = [prompt_of(call, size)]
             split = self._dispatch.place_split(
                 now,
                 self._replicas,
-                lambda _: prompt,
+                [prompt] * len(self._replicas),
                 [call.prompt_tokens],
                 decider=self.decider,
                 links=self.links,

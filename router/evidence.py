@@ -43,9 +43,10 @@ class Evidence:
         """The head of an answer that blames nobody but perhaps the client."""
         if replica.breaker.answering():
             log.info("%s answers again: it is given requests as before", replica.name)
-        for suspect, trial, why in self._suspects or ():
-            self._blame(suspect, why, trial=trial)
-        self._suspects = None
+        if self._suspects is not None:
+            for suspect, trial, why in self._suspects:
+                self._blame(suspect, why, trial=trial)
+            self._suspects = None
 
     def left(self, replica: Replica) -> None:
         """The client left: that proves nothing."""

@@ -23,6 +23,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Final
 
 from router.access import AccessLog, line
+from router.choose.cost import total
 from router.choose.explanation import Explanation
 from router.choose.split import Cost, decider
 from router.course import Course, Rules
@@ -436,13 +437,13 @@ class Journey(Steps):
             computing = self.divided.computing(ask) if divided else []
             outside = await self._outside(prompt, [*replicas, *computing])
             decision = self._dispatch.weigh(
-                self._clock(), replicas, lambda replica: self._reading.chains(prompt, replica), prompt.tokens, outside
+                self._clock(), replicas, self._chains(prompt, replicas), prompt.tokens, outside
             )
             if both := _both(replicas, computing):
                 split = self._dispatch.weigh_split(
                     self._clock(),
                     both,
-                    lambda replica: self._reading.chains(prompt, replica),
+                    self._chains(prompt, both),
                     prompt.tokens,
                     decider=self._decider,
                     links=self._links,
@@ -477,7 +478,9 @@ class Journey(Steps):
         left = self._admitted(self._fleet.able(model), tried, now)
         if not left and self._fleet.divided:
             left = self._admitted(self._fleet.computing(model), tried, now)
-        return [replica for replica in left if replica.shunned_until <= now] or left
+        if any(replica.shunned_until > now for replica in left):
+            return [replica for replica in left if replica.shunned_until <= now] or left
+        return left
 
     @staticmethod
     def _admitted(replicas: list[Replica], tried: Iterable[str], now: float) -> list[Replica]:
@@ -505,6 +508,10 @@ class Journey(Steps):
             [(chain.keys, names) for chains, names in views.values() for chain in chains[:MAX_ASKED]]
         )
 
+    def _chains(self, prompt: Prompt, replicas: list[Replica]) -> list[list[Chain]]:
+        """Its blocks as each of them hashes these."""
+        return [self._reading.chains(prompt, replica) for replica in replicas]
+
     def _load_changed(self) -> None:
         if self._shared is not None:
             self._shared.load_changed()
@@ -523,7 +530,7 @@ class Journey(Steps):
             split = self._dispatch.place_split(
                 self._clock(),
                 both,
-                lambda replica: self._reading.chains(prompt, replica),
+                self._chains(prompt, both),
                 prompt.tokens,
                 decider=self._decider,
                 links=self._links,
@@ -540,7 +547,7 @@ class Journey(Steps):
             placement = self._dispatch.place(
                 self._clock(),
                 replicas,
-                lambda replica: self._reading.chains(prompt, replica),
+                self._chains(prompt, replicas),
                 prompt.tokens,
                 answer_tokens=prompt.answer_tokens,
                 visible=prompt.ask.stream,
@@ -558,10 +565,10 @@ class Journey(Steps):
             split=split,
         )
         if prompt.unread is not None:
-            self._telemetry.unread.labels(prompt.unread).inc()
+            self._telemetry.unread(prompt.unread)
         name, hit = leg.prefilled.replica.name, leg.prefilled.hit
         counters = self._telemetry.replica(name)
-        counters.prompt_tokens.inc(sum(prompt.tokens))
+        counters.prompt_tokens.inc(total(prompt.tokens))
         counters.predicted_tokens.inc(hit)
         self._feedback.placed(name, hit)
         return leg

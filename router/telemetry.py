@@ -54,7 +54,8 @@ class Telemetry:
     def __init__(self) -> None:
         self.registry = Registry()
         self._replicas: dict[str, ReplicaCounters] = {}
-        self._requests: dict[tuple[str, int], Count] = {}
+        self._requests: dict[str, dict[int, Count]] = {}
+        self._unread: dict[str, Count] = {}
         self.requests = Counts(
             self.registry,
             "warmroute_requests",
@@ -113,7 +114,7 @@ class Telemetry:
             "Tokens of answers, where replicas told.",
             ["replica"],
         )
-        self.unread = Counts(
+        self._unread_prompts = Counts(
             self.registry, "warmroute_unread_prompts", "Requests routed by load alone, by why.", ["why"]
         )
         self.ttft = Histograms(
@@ -196,10 +197,19 @@ class Telemetry:
 
     def request(self, ending: str, status: int) -> None:
         """Count a request. `status`: what the client was told, 0 where it was told none."""
-        key = (ending, status // 100)
-        counter = self._requests.get(key)
+        counters, code = self._requests.get(ending), status // 100
+        if counters is None:
+            counters = self._requests[ending] = {}
+        counter = counters.get(code)
         if counter is None:
-            counter = self._requests[key] = self.requests.labels(ending, f"{key[1]}xx" if status else "none")
+            counter = counters[code] = self.requests.labels(ending, f"{code}xx" if status else "none")
+        counter.inc()
+
+    def unread(self, why: str) -> None:
+        """Count a request that is routed by load alone."""
+        counter = self._unread.get(why)
+        if counter is None:
+            counter = self._unread[why] = self._unread_prompts.labels(why)
         counter.inc()
 
     def gauges(self, read: Callable[[], Iterable[Metric]]) -> None:

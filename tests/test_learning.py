@@ -46,7 +46,7 @@ async def _held(path: str, body: bytes, answer: Answer) -> tuple[int, int]:
     placement = dispatch.place(
         0.0,
         [replica],
-        lambda each: reading.chains(prompt, each),
+        [reading.chains(prompt, replica)],
         prompt.tokens,
         answer_tokens=prompt.answer_tokens,
         visible=False,

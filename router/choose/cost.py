@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from router.fleet.rates import Rates
 
 # Chunked prefill shares the engine's steps with decoding: a fixed overhead, and a part for each decoding request.
@@ -120,19 +118,28 @@ class Price:
         self.total_ms = waiting_ms + slowed_ms + placement_ms
 
 
-def holds(candidate: Candidate, tokens: Sequence[int]) -> int:
+def total(tokens: list[int]) -> int:
+    """Of all prompts of a request; mostly there is one."""
+    return tokens[0] if len(tokens) == 1 else sum(tokens)
+
+
+def holds(candidate: Candidate, tokens: list[int]) -> int:
     """Tokens of KV that a request takes there which others in flight do not hold anyway: a conversation's past is its
     own, any other beginning is shared."""
-    return sum(tokens) - (0 if candidate.continues else candidate.hit)
+    return total(tokens) - (0 if candidate.continues else candidate.hit)
 
 
-def prices(candidates: list[Candidate], tokens: Sequence[int], rates: Rates, *, branch: bool) -> list[Price]:
+def prices(candidates: list[Candidate], tokens: list[int], rates: Rates, *, branch: bool) -> list[Price]:
     """What a request with prompts of `tokens` costs at each candidate. `branch`: it begins a new one."""
-    least = min([candidate.routed for candidate in candidates])
+    least = math.inf
+    for candidate in candidates:
+        least = min(least, candidate.routed)
     found = []
     before, alone = None, 0.0
     for candidate in candidates:
-        if candidate.cached != before:  # many hold the same
+        if len(tokens) == 1:
+            alone = rates.prefill_ms(tokens[0], candidate.hit)
+        elif candidate.cached != before:  # many hold the same
             before, alone = candidate.cached, rates.prefills_ms(tokens, candidate.cached)
         prefill = alone * candidate.slowness
         slowed = prefill * (1 + OVERHEAD + PER_DECODE * candidate.decoding)

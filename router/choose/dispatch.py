@@ -7,10 +7,9 @@ what runs here.
 from __future__ import annotations
 
 import math
-from copy import copy
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
-from router.choose.cost import DECODE_WEIGHT, Candidate, End, Price, holds
+from router.choose.cost import DECODE_WEIGHT, Candidate, End, Price, holds, total
 from router.choose.policies import Decision, Policy, decide
 from router.choose.split import Choice, SplitDecision
 from router.fleet.ledger import ROUTED_WINDOW_SECONDS, Booking, Stage
@@ -18,7 +17,7 @@ from router.index.outside import together
 from router.index.shared_codec import NO_LOAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from router.choose.split import SplitDecider
     from router.fleet.links import Links
@@ -26,16 +25,10 @@ if TYPE_CHECKING:
     from router.fleet.replica import Replica
     from router.index.memory import Index
     from router.index.shared_codec import Outside
+    from router.prompt.blocks import Blocks
 
 
-class Blocks(Protocol):
-    """A prompt's blocks, as one replica hashes them."""
-
-    @property
-    def keys(self) -> Sequence[int]: ...
-
-    @property
-    def usable_blocks(self) -> int: ...
+B = TypeVar("B", bound="Blocks")
 
 
 class Placement:
@@ -66,7 +59,7 @@ class Placement:
         candidate: Candidate,
         booking: Booking,
         chains: Sequence[Blocks],
-        tokens: Sequence[int],
+        tokens: list[int],
         chosen_at: float,
         due: float,
         fetches: bool = False,
@@ -114,9 +107,9 @@ class Dispatch:
     def place(
         self,
         now: float,
-        replicas: Sequence[Replica],
-        chains: Callable[[Replica], Sequence[Blocks]],
-        tokens: Sequence[int],
+        replicas: list[Replica],
+        chains: list[list[B]],
+        tokens: list[int],
         *,
         answer_tokens: int,
         visible: bool,
@@ -126,15 +119,14 @@ class Dispatch:
     ) -> Placement:
         """Choose among `replicas` (at least one) for prompts of `tokens`, and book it in the same breath.
 
-        `chains` gives the prompts' blocks as a replica hashes them, none for a prompt that could not be read.
+        `chains`: the prompts' blocks as each of them hashes these, none of a prompt that could not be read.
         `answer_tokens`: what is expected to be generated. `visible`: the first token will be seen.
         `sequences`: how many the request is to an engine, one for each prompt and answer. `rank`: the data-parallel
         rank that the client asks for. `outside`: what other routers know and have given to the replicas.
         """
-        blocks = [chains(replica) for replica in replicas]
-        decision = self._decide(self.policy, now, replicas, blocks, tokens, rank, outside)
+        decision = self._decide(self.policy, now, replicas, chains, tokens, rank, outside)
         candidate, price, chosen = decision.candidate, decision.price, decision.chosen
-        replica, own = replicas[chosen], blocks[chosen]
+        replica, own = replicas[chosen], chains[chosen]
         return self._book(
             now, replica, candidate, price, own, tokens, answer_tokens, visible=visible, sequences=sequences
         )
@@ -142,9 +134,9 @@ class Dispatch:
     def place_split(
         self,
         now: float,
-        replicas: Sequence[Replica],
-        chains: Callable[[Replica], Sequence[Blocks]],
-        tokens: Sequence[int],
+        replicas: list[Replica],
+        chains: list[list[B]],
+        tokens: list[int],
         *,
         decider: SplitDecider,
         links: Links,
@@ -161,10 +153,9 @@ class Dispatch:
         when it has answered. Then `fetched` is for the answer's first token what `first_token` is otherwise. What went
         wrong is told of each placement by itself, with `end` and `withdraw` or `left`, as after `place`; so is the end.
         """
-        blocks = [chains(replica) for replica in replicas]
-        decision = decider.decide(self._choice(now, replicas, blocks, tokens, rank, outside, answer_tokens, links))
+        decision = decider.decide(self._choice(now, replicas, chains, tokens, rank, outside, answer_tokens, links))
         candidate = decision.candidates[decision.decode]
-        replica, own = replicas[decision.decode], blocks[decision.decode]
+        replica, own = replicas[decision.decode], chains[decision.decode]
         if decision.prefill is None or decision.pair is None:
             alone = decision.local_price.prefill.price
             local = self._book(
@@ -177,12 +168,12 @@ class Dispatch:
             replicas[decision.prefill],
             decision.candidates[decision.prefill],
             price.prefill.price,
-            blocks[decision.prefill],
+            chains[decision.prefill],
             tokens,
             0,
             visible=True,
         )
-        size = (sum(tokens) - candidate.hit) * links.bytes_per_token
+        size = (total(tokens) - candidate.hit) * links.bytes_per_token
         booking = replica.load.book_decode(
             now,
             work=answer_tokens * DECODE_WEIGHT,
@@ -191,7 +182,7 @@ class Dispatch:
             holds=holds(candidate, tokens) + answer_tokens,
         )
         second = Placement(replica, candidate, booking, own, tokens, now, now + price.own_ms / 1000, fetches=True)
-        self._remember(second, answered=answer_tokens > 1)
+        self._remember(second, own, answered=answer_tokens > 1)
         return SplitPlacement(first, second, size)
 
     def _book(
@@ -200,8 +191,8 @@ class Dispatch:
         replica: Replica,
         candidate: Candidate,
         price: Price,
-        chains: Sequence[Blocks],
-        tokens: Sequence[int],
+        chains: list[B],
+        tokens: list[int],
         answer_tokens: int,
         *,
         visible: bool,
@@ -218,11 +209,11 @@ class Dispatch:
         )
         due = now + (price.waiting_ms + prefill_ms) / 1000
         placement = Placement(replica, candidate, booking, chains, tokens, now, due)
-        self._remember(placement, answered=answer_tokens > 1)
+        self._remember(placement, chains, answered=answer_tokens > 1)
         return placement
 
-    def _remember(self, placement: Placement, *, answered: bool) -> None:
-        for chain in placement.chains:
+    def _remember(self, placement: Placement, chains: list[B], *, answered: bool) -> None:
+        for chain in chains:
             keys = chain.keys
             # Present from the decision on, so that siblings follow before the first one is through.
             self._index.record(
@@ -238,21 +229,20 @@ class Dispatch:
     def weigh(
         self,
         now: float,
-        replicas: Sequence[Replica],
-        chains: Callable[[Replica], Sequence[Blocks]],
-        tokens: Sequence[int],
+        replicas: list[Replica],
+        chains: list[list[B]],
+        tokens: list[int],
         outside: Outside | None = None,
     ) -> Decision:
         """What `place` would decide now, without deciding it: nothing is booked, recorded or counted."""
-        blocks = [chains(replica) for replica in replicas]
-        return self._decide(copy(self.policy), now, replicas, blocks, tokens, outside=outside)
+        return self._decide(self.policy.aside(), now, replicas, chains, tokens, outside=outside)
 
     def weigh_split(
         self,
         now: float,
-        replicas: Sequence[Replica],
-        chains: Callable[[Replica], Sequence[Blocks]],
-        tokens: Sequence[int],
+        replicas: list[Replica],
+        chains: list[list[B]],
+        tokens: list[int],
         *,
         decider: SplitDecider,
         links: Links,
@@ -260,35 +250,34 @@ class Dispatch:
         outside: Outside | None = None,
     ) -> SplitDecision:
         """What `place_split` would decide now; likewise."""
-        blocks = [chains(replica) for replica in replicas]
-        return decider.decide(self._choice(now, replicas, blocks, tokens, None, outside, answer_tokens, links))
+        return decider.decide(self._choice(now, replicas, chains, tokens, None, outside, answer_tokens, links))
 
     def _decide(
         self,
         policy: Policy,
         now: float,
-        replicas: Sequence[Replica],
-        blocks: Sequence[Sequence[Blocks]],
-        tokens: Sequence[int],
+        replicas: list[Replica],
+        chains: list[list[B]],
+        tokens: list[int],
         rank: int | None = None,
         outside: Outside | None = None,
     ) -> Decision:
-        seen = self._candidates(now, replicas, blocks, tokens, rank, outside)
+        seen = self._candidates(now, replicas, chains, tokens, rank, outside)
         return decide(policy, seen, tokens, self._rates)
 
     def _choice(
         self,
         now: float,
-        replicas: Sequence[Replica],
-        blocks: Sequence[Sequence[Blocks]],
-        tokens: Sequence[int],
+        replicas: list[Replica],
+        chains: list[list[B]],
+        tokens: list[int],
         rank: int | None,
         outside: Outside | None,
         answer_tokens: int,
         links: Links,
     ) -> Choice:
         return Choice(
-            self._ends(now, replicas, blocks, tokens, rank, outside),
+            self._ends(now, replicas, chains, tokens, rank, outside),
             [place for place, replica in enumerate(replicas) if replica.prefills],
             [place for place, replica in enumerate(replicas) if replica.decodes],
             tokens,
@@ -300,26 +289,26 @@ class Dispatch:
     def _ends(
         self,
         now: float,
-        replicas: Sequence[Replica],
-        blocks: Sequence[Sequence[Blocks]],
-        tokens: Sequence[int],
+        replicas: list[Replica],
+        chains: list[list[B]],
+        tokens: list[int],
         rank: int | None,
         outside: Outside | None,
     ) -> list[Candidate]:
         """Candidates to be one end of a split: what this takes to price beside the rest."""
-        found = self._candidates(now, replicas, blocks, tokens, rank, outside)
+        found = self._candidates(now, replicas, chains, tokens, rank, outside)
         for candidate, replica in zip(found, replicas, strict=True):
             candidate.end = self._end(now, candidate, replica, tokens)
         return found
 
-    def _end(self, now: float, candidate: Candidate, replica: Replica, tokens: Sequence[int]) -> End:
+    def _end(self, now: float, candidate: Candidate, replica: Replica, tokens: list[int]) -> End:
         load, capacity = replica.load, replica.cache.capacity
         share, wait = load.prefilling(now)
         # What is not this router's own is known by number alone: its prefills are taken to be like this router's, what
         # it holds like this request's.
         own = load.routed(now)
         more = candidate.routed / own if own else 1.0
-        held = load.holding + (candidate.in_flight - load.in_flight) * sum(tokens)
+        held = load.holding + (candidate.in_flight - load.in_flight) * total(tokens)
         return End(
             fetching=load.fetching,
             expected=load.expected,
@@ -335,9 +324,9 @@ class Dispatch:
     def _candidates(
         self,
         now: float,
-        replicas: Sequence[Replica],
-        blocks: Sequence[Sequence[Blocks]],
-        tokens: Sequence[int],
+        replicas: list[Replica],
+        chains: list[list[B]],
+        tokens: list[int],
         rank: int | None,
         outside: Outside | None,
     ) -> list[Candidate]:
@@ -345,7 +334,7 @@ class Dispatch:
         found = []
         guess = 0
         for place, replica in enumerate(replicas):
-            candidate = self._candidate(now, replica, blocks[place], nothing, rank, outside, guess)
+            candidate = self._candidate(now, replica, chains[place], nothing, rank, outside, guess)
             if candidate.hit:
                 guess = candidate.cached[0] // replica.block_size  # others often hold the same
             self._add_others(now, candidate, replica, tokens, outside)
@@ -356,7 +345,7 @@ class Dispatch:
         self,
         now: float,
         replica: Replica,
-        chains: Sequence[Blocks],
+        chains: list[B],
         nothing: tuple[int, ...],
         rank: int | None,
         outside: Outside | None,
@@ -364,25 +353,27 @@ class Dispatch:
     ) -> Candidate:
         """The replica as this router has loaded it. `nothing`: no token of any of the prompts; `guess`: as in
         `Index.match`."""
-        name, load, index = replica.name, replica.load, self._index
-        told = outside.matches.get(name, ()) if outside else ()
-        hits: list[int] = []
-        continues = False
-        for place, chain in enumerate(chains):
-            if place < len(told):
-                match = together(index, name, chain.keys, now, rank, told[place])
-            else:
-                match = index.match(name, chain.keys, now, rank, 0 if place else guess)
-            rank = match.rank  # all prompts of a request go to one
-            continues = continues or match.continues
-            if match.depth and replica.cache.prefix_caching:
-                held = min(match.depth, chain.usable_blocks) * replica.block_size
-                hits.append(held - held % replica.alignment)
-            else:
-                hits.append(0)
+        name, load = replica.name, replica.load
+        cached, continues = nothing, False
+        if chains:
+            told = outside.matches.get(name, ()) if outside is not None else ()
+            hits: list[int] = []
+            for place, chain in enumerate(chains):
+                if place < len(told):
+                    match = together(self._index, name, chain.keys, now, rank, told[place])
+                else:
+                    match = self._index.match(name, chain.keys, now, rank, 0 if place else guess)
+                rank = match.rank  # all prompts of a request go to one
+                continues = continues or match.continues
+                if match.depth and replica.prefix_caching:
+                    held = min(match.depth, chain.usable_blocks) * replica.block_size
+                    hits.append(held - held % replica.alignment)
+                else:
+                    hits.append(0)
+            cached = tuple(hits)
         return Candidate(
             name,
-            tuple(hits) if hits else nothing,
+            cached,
             continues,
             load.waiting_ms(now),
             load.decoding,
@@ -393,7 +384,7 @@ class Dispatch:
         )
 
     def _add_others(
-        self, now: float, found: Candidate, replica: Replica, tokens: Sequence[int], outside: Outside | None
+        self, now: float, found: Candidate, replica: Replica, tokens: list[int], outside: Outside | None
     ) -> None:
         """The load that is not this router's own."""
         running, waiting = replica.strangers(now)

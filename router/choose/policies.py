@@ -3,13 +3,14 @@ what a policy remembers itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from router.choose.cost import Candidate, Price, begins_branch, prices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from router.fleet.rates import Rates
 
@@ -28,28 +29,43 @@ class Decision:
         self.price = prices[chosen]
 
 
-class Policy(Protocol):
+class Policy(ABC):
+    """How one of the candidates is picked. No protocol: compiled, a method of that would be called by its name."""
+
+    __slots__ = ()
+
+    @abstractmethod
     def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
         """The index of the candidate to use, and why. `branch`: the request begins a new one."""
 
+    def aside(self) -> Policy:
+        """One that picks as this one would now, and of whose picks this one remembers nothing."""
+        return self
 
-@dataclass(slots=True)
-class Cost:
+
+class Cost(Policy):
     """The least cost in milliseconds. Within the tie band: a continuation goes to the warmest, a new branch to the
     replica that was given the least work lately."""
 
-    tie_band_ms: float
+    __slots__ = ("_tie_band_ms",)
+
+    def __init__(self, tie_band_ms: float) -> None:
+        self._tie_band_ms = tie_band_ms
 
     def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
-        bound = min([price.total_ms for price in prices]) + self.tie_band_ms
+        least = math.inf
+        for price in prices:
+            least = min(least, price.total_ms)
+        bound = least + self._tie_band_ms
         chosen = -1
         for place, price in enumerate(prices):
             if price.total_ms <= bound and (chosen < 0 or _before(candidates[place], candidates[chosen], branch)):
                 chosen = place
         if branch:
             return chosen, "least cost for a new branch"
-        warmest = max([candidate.hit for candidate in candidates])
-        return chosen, "warm" if candidates[chosen].hit == warmest else "warm elsewhere, but the wait there costs more"
+        hit = candidates[chosen].hit
+        warmer = any(candidate.hit > hit for candidate in candidates)
+        return chosen, "warm elsewhere, but the wait there costs more" if warmer else "warm"
 
 
 def _before(one: Candidate, other: Candidate, branch: bool) -> bool:
@@ -63,11 +79,16 @@ def _before(one: Candidate, other: Candidate, branch: bool) -> bool:
     return one.routed < other.routed
 
 
-@dataclass(slots=True)
-class RoundRobin:
+class RoundRobin(Policy):
     """Each in turn, by name, whatever it holds."""
 
-    _turn: int = 0
+    __slots__ = ("_turn",)
+
+    def __init__(self, turn: int = 0) -> None:
+        self._turn = turn
+
+    def aside(self) -> Policy:
+        return RoundRobin(self._turn)
 
     def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
         order = sorted(range(len(candidates)), key=lambda i: candidates[i].name)
@@ -75,9 +96,10 @@ class RoundRobin:
         return order[turn % len(order)], "its turn"
 
 
-@dataclass(slots=True)
-class LeastLoad:
+class LeastLoad(Policy):
     """The fewest requests in flight; among equals the one that was given the least work lately."""
+
+    __slots__ = ()
 
     def pick(self, candidates: list[Candidate], prices: list[Price], *, branch: bool) -> tuple[int, str]:
         chosen = min(
@@ -96,7 +118,7 @@ def policy(name: str, *, tie_band_ms: float) -> Policy:
     return policies[name]()
 
 
-def decide(policy: Policy, candidates: list[Candidate], tokens: Sequence[int], rates: Rates) -> Decision:
+def decide(policy: Policy, candidates: list[Candidate], tokens: list[int], rates: Rates) -> Decision:
     """Price every candidate and let the policy pick. At least one candidate."""
     branch = begins_branch(candidates)
     priced = prices(candidates, tokens, rates, branch=branch)

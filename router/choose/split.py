@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from router.choose.cost import DECODE_WEIGHT, Candidate, Price, begins_branch, holds, prices
+from router.choose.cost import DECODE_WEIGHT, Candidate, Price, begins_branch, holds, prices, total
 from router.fleet.links import Link, Links
 from router.fleet.rates import STEP_MS, Rates
 
@@ -158,7 +158,7 @@ class Choice:
     candidates: list[Candidate]
     computing: Sequence[int]
     answering: Sequence[int]
-    tokens: Sequence[int]
+    tokens: list[int]
     answer_tokens: int
     rates: Rates
     links: Links
@@ -185,7 +185,7 @@ class Choice:
     @property
     def uncached(self) -> int:
         """Tokens that the best place for all of it would have to compute."""
-        return sum(self.tokens) - self.candidates[self.local].hit
+        return total(self.tokens) - self.candidates[self.local].hit
 
     def _room(self) -> float:
         """The share of the time that those who answer would have left if they did all the work of the last minute:
@@ -230,7 +230,7 @@ class Choice:
 
     def best_pair(self) -> Pair | None:
         """The pair of the least cost; None where there is none."""
-        links, candidates, total = self.links, self.candidates, sum(self.tokens)
+        links, candidates, whole = self.links, self.candidates, total(self.tokens)
         likely, fastest = self.rates.likely, links.fastest.bandwidth / 1000
         given = [candidates[place] for place in self.computing]
         if not given:
@@ -245,7 +245,7 @@ class Choice:
         answering = []
         for place in self.answering:
             candidate = candidates[place]
-            size = (total - candidate.hit) * links.bytes_per_token
+            size = (whole - candidate.hit) * links.bytes_per_token
             floor = links.fastest.transfer_ms(size)
             crowding = self._crowding_ms(candidate)
             resume = RESUME_MS + self._stall_ms(candidate)
@@ -339,12 +339,12 @@ class IslBounding:
     below_share: float = 0.7
 
     def decide(self, choice: Choice) -> SplitDecision:
-        uncached, total = choice.uncached, max(1, sum(choice.tokens))
-        few = uncached < self.below_tokens and uncached / total < self.below_share
+        uncached, whole = choice.uncached, max(1, total(choice.tokens))
+        few = uncached < self.below_tokens and uncached / whole < self.below_share
         pair = None if few else choice.best_pair()
         if pair is None:
-            return choice.stay(f"{uncached} of {total} tokens are uncached")
-        return choice.split(pair, f"{uncached} of {total} tokens are uncached")
+            return choice.stay(f"{uncached} of {whole} tokens are uncached")
+        return choice.split(pair, f"{uncached} of {whole} tokens are uncached")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,12 +72,10 @@ class Fleet:
     def able(self, model: str | None) -> list[Replica]:
         """Ready replicas for a model, to answer its requests. One that no replica ever named goes to any: the engine
         says what it lacks."""
-        model = self._known(model)
-        able = [
-            replica
-            for replica in self._replicas.values()
-            if replica.ready and (model is None or model in replica.models)
-        ]
+        able = self._ready_for(model)
+        if not able and model is not None:
+            model = self._known(model)
+            able = self._ready_for(model)
         if self.divided:
             # One that only prefills could answer too, but its batches are to stay free of that while another can.
             able = [replica for replica in able if replica.decodes] or able
@@ -88,6 +86,13 @@ class Fleet:
         """Ready replicas that may compute a prompt for another to answer."""
         model = self._known(model)
         return [replica for replica in self.ready() if replica.prefills and replica.serves(model)]
+
+    def _ready_for(self, model: str | None) -> list[Replica]:
+        return [
+            replica
+            for replica in self._replicas.values()
+            if replica.ready and (model is None or model in replica.models)
+        ]
 
     def _known(self, model: str | None) -> str | None:
         if model is not None:

@@ -59,7 +59,8 @@ class Rates:
 
     def slowness(self, replica: str) -> float:
         """A replica's prefill time over the fleet's typical one; 1 where nothing is known."""
-        return self._factors.get(replica, 1.0)
+        factor = self._factors.get(replica)
+        return 1.0 if factor is None else factor
 
     def _compare(self) -> None:
         """After what is known of a replica has changed."""

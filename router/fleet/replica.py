@@ -73,6 +73,7 @@ class Replica:
         "load",
         "models",
         "name",
+        "prefix_caching",
         "ready",
         "role",
         "scraped_at",
@@ -145,6 +146,7 @@ class Replica:
         """How its blocks are hashed. One that we cannot compute gets another's keys: they still tell prompts apart."""
         self.alignment: int = self.cache.alignment or self.block_size
         """Its hits end at multiples of so many tokens."""
+        self.prefix_caching: bool = self.cache.prefix_caching
 
     @property
     def prefills(self) -> bool:

@@ -101,22 +101,34 @@ class Extra:
 NO_EXTRA: Final = Extra()
 
 
-class Chain:
-    """The keys of a prompt's full blocks, and what it takes to go on from there. Nothing changes it.
+class Blocks:
+    """A prompt's blocks, as far as it matters where they are cached. Nothing changes them.
 
-    `keys`: one unsigned 64-bit integer per full block, in order. `block_size` and `length` are counted in tokens
-    (bytes where a `ByteHasher` made it); the last `length % block_size` of them belong to no block yet.
-    `usable_blocks`: the most blocks that this prompt can hit: vLLM always computes the last token itself.
+    `keys`: one unsigned 64-bit integer per full block, in order. `usable_blocks`: the most blocks that this prompt can
+    hit: vLLM always computes the last token itself.
     """
 
-    __slots__ = ("_extra", "_hasher", "_run", "block_size", "keys", "length", "usable_blocks")
+    __slots__ = ("keys", "usable_blocks")
+
+    def __init__(self, keys: list[int], usable_blocks: int) -> None:
+        self.keys = keys
+        self.usable_blocks = usable_blocks
+
+
+class Chain(Blocks):
+    """The keys of a prompt's full blocks, and what it takes to go on from there. Nothing changes it.
+
+    `block_size` and `length` are counted in tokens (bytes where a `ByteHasher` made it); the last
+    `length % block_size` of them belong to no block yet.
+    """
+
+    __slots__ = ("_extra", "_hasher", "_run", "block_size", "length")
 
     def __init__(self, keys: list[int], run: Run, block_size: int, length: int, hasher: Links, extra: Extra) -> None:
         """`run`: how it ends."""
-        self.keys = keys
+        super().__init__(keys, (length - 1) // block_size if length else 0)
         self.block_size = block_size
         self.length = length
-        self.usable_blocks = (length - 1) // block_size if length else 0
         self._run = run
         self._hasher = hasher
         self._extra = extra

@@ -39,14 +39,14 @@ class Bench:
         now: float,
         chains: Sequence[Chain],
         *,
-        tokens: Sequence[int] | None = None,
+        tokens: list[int] | None = None,
         answer_tokens: int = 0,
         sequences: int = 1,
     ) -> Placement:
         return self.dispatch.place(
             now,
             self.replicas,
-            lambda _: chains,
+            [chains] * len(self.replicas),
             tokens if tokens is not None else [chain.length for chain in chains],
             answer_tokens=answer_tokens,
             visible=True,
@@ -76,7 +76,7 @@ def test_what_strangers_have_queued_is_waited_for() -> None:
     bench = Bench("ab")
     for now in (1.0, 2.0):
         bench.replicas[0].scraped(Metrics(running=4.0, waiting=3.0, cache=CacheConfig(16, 4097)), now)
-    decision = bench.dispatch.weigh(2.0, bench.replicas, lambda _: [prompt(1)], [1000])
+    decision = bench.dispatch.weigh(2.0, bench.replicas, [[prompt(1)]] * len(bench.replicas), [1000])
     assert bench.place(2.0, [prompt(1)]).replica.name == "b"
     (candidate, idle), (price, _) = decision.candidates, decision.prices
     assert candidate.waiting_ms == pytest.approx(3 * bench.rates.prefill_ms(1000, 0))
@@ -200,7 +200,7 @@ def test_a_prompts_last_token_is_always_computed() -> None:
 
 def test_weighing_changes_nothing() -> None:
     bench = Bench("ab")
-    decision = bench.dispatch.weigh(0.0, bench.replicas, lambda _: [prompt(1)], [1000])
+    decision = bench.dispatch.weigh(0.0, bench.replicas, [[prompt(1)]] * len(bench.replicas), [1000])
     assert [candidate.name for candidate in decision.candidates] == ["a", "b"]
     assert all(replica.load.in_flight == 0 for replica in bench.replicas)
     assert all(replica.load.routed(0.0) == 0.0 for replica in bench.replicas)

@@ -85,6 +85,9 @@ def test_round_robin_takes_turns_by_name() -> None:
     turns = policy("round_robin", tie_band_ms=10)
     candidates = [candidate("b", 4000), candidate("a"), candidate("c")]
     assert [decide(turns, candidates, [4000], RATES).candidate.name for _ in range(4)] == ["a", "b", "c", "a"]
+    # Who only wants to know what the next one would be takes no turn.
+    assert [decide(turns.aside(), candidates, [4000], RATES).candidate.name for _ in range(2)] == ["b", "b"]
+    assert decide(turns, candidates, [4000], RATES).candidate.name == "b"
 
 
 def test_least_load_counts_requests() -> None:

@@ -42,7 +42,7 @@ class Bench:
         return self.dispatch.place_split(
             now,
             self.replicas,
-            lambda _: [chain],
+            [[chain]] * len(self.replicas),
             [chain.length],
             decider=decider(name),
             links=self.links,
@@ -54,7 +54,7 @@ class Bench:
         return self.dispatch.weigh_split(
             now,
             self.replicas,
-            lambda _: [chain],
+            [[chain]] * len(self.replicas),
             [chain.length],
             decider=decider("never"),
             links=self.links,
