@@ -24,7 +24,8 @@ _HOT = {
     "router/index": "feedback gallop held known memory neighbour_index residency shared_index shared_known",
     "router/prompt": "blocks bodies cache chat continuing frames hashing memo reader readers request segments "
     "tokens turns",
-    "router/wire": "alarms attempts errand errors front gather http known own resumed seam stream upgrade upstream",
+    "router/wire": "alarms attempts errand errors front gather http known likeness own resumed seam stream "
+    "upgrade upstream",
 }
 HOT = tuple(f"{directory}/{module}.py" for directory, modules in _HOT.items() for module in modules.split())
 COPIED = ("router", "fake_backend", "bench", "tests", "docs", "pyproject.toml")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from router.wire import errors
 from router.wire.http import Head, Headers, Request, request_head, response_head
-from router.wire.stream import DONE, ERROR_EVENT, Verdict, failed_at
+from router.wire.stream import DONE, Verdict, failed_at
 from router.wire.upstream import BrokenError, ExhaustedError, Pool, Sink, Upstream
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class Attempt(Sink):
                 return
             if verdict is Verdict.ANSWER:
                 self._show()
-        if self._plain_events and ERROR_EVENT in piece and (at := failed_at(piece)) >= 0 and self._observer.resumes():
+        if self._plain_events and (at := failed_at(piece)) >= 0 and self._observer.resumes():
             self._give_up(piece, at)
             return
         if self._edit is None:

@@ -38,9 +38,10 @@ class Known:
         if not data.startswith(before):
             return -1
         # The length is that of all the rest, less its own digits.
-        rest = len(data) - self._size
-        length = rest - len(b"%d" % rest)
-        length += len(b"%d" % length) < len(b"%d" % rest)
+        rest, digits, bound = len(data) - self._size, 1, 10
+        while rest - digits >= bound:
+            digits, bound = digits + 1, bound * 10
+        length = rest - digits
         told = b"%d%b" % (length, self._after)
         start = len(before)
         at = start + len(told)

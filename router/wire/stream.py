@@ -9,6 +9,8 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from router.wire.likeness import Likeness, likeness
+
 # A line of an event stream longer than this is passed on but not read (a single logprobs line may be megabytes).
 MAX_LINE_BYTES: Final = 1024 * 1024
 # The most of a whole JSON answer that is kept for reading at its end.
@@ -21,6 +23,9 @@ MAX_TOKEN_IDS: Final = 128 * 1024
 # A stream's events are read so many at a time: one by one each would cost twice as much. The rest is read at its end.
 PIECES_AT_ONCE: Final = 16
 BYTES_AT_ONCE: Final = 16 * 1024
+# Of so many events that were read together the last one shows what they have in common; so often that is looked for.
+LIKELY: Final = 4
+LIKENESSES: Final = 8
 # So many pieces of an answer's text become one string.
 LOOSE_PIECES: Final = 64
 # A first chunk that names the role is a few hundred bytes; what is longer than this is an answer.
@@ -34,9 +39,13 @@ ERROR_EVENT: Final = b'data: {"error"'
 
 def failed_at(piece: bytes) -> int:
     """Where such an event begins in a piece of a stream; -1 where none does, or it blames the client."""
-    at = piece.find(ERROR_EVENT)
-    if at > 0 and piece[at - 1 : at] != b"\n":
-        return -1
+    at = 0
+    if not piece.startswith(ERROR_EVENT):
+        # Most pieces are one event: nothing stands behind the first line but its end.
+        line_end = piece.find(b"\n")
+        at = -1 if line_end < 0 or line_end >= len(piece) - 2 else piece.find(b"\n" + ERROR_EVENT) + 1
+        if at <= 0:
+            return -1
     try:
         event: Any = orjson.loads(piece[at + len(b"data:") :].partition(b"\n")[0])
     except orjson.JSONDecodeError:
@@ -314,6 +323,7 @@ class EventWatch:
         "_fresh_bytes",
         "_identity",
         "_ids",
+        "_likeness",
         "_loose",
         "_opaque",
         "_rest",
@@ -323,6 +333,7 @@ class EventWatch:
         "_text",
         "_text_events",
         "_text_tokens",
+        "_tries",
     )
 
     def __init__(self) -> None:
@@ -343,6 +354,8 @@ class EventWatch:
         self._events = 0
         self._text_events = 0  # as many, and told tokens, when text last came
         self._text_tokens: int | None = None
+        self._likeness: Likeness | None = None
+        self._tries = LIKENESSES
 
     def feed(self, piece: bytes) -> None:
         self._fresh.append(piece)
@@ -371,13 +384,33 @@ class EventWatch:
         if lines and self._skipping:
             self._skipping = False
             del lines[0]
-        self._data([line[5:].strip() for line in lines if line.startswith(b"data:")])
+        self._lines([line for line in lines if line])
         if self._rest_bytes > MAX_LINE_BYTES:
             self._rest = None
             self._rest_bytes = 0
             self._skipping = self._opaque = True
 
-    def _data(self, found: list[bytes]) -> None:
+    def _lines(self, lines: list[bytes]) -> None:
+        known = self._likeness
+        if known is None:
+            self._events_of(lines)
+            return
+        others: list[bytes] = []
+        for line in lines:
+            text = known.text(line)
+            if text is None:
+                others.append(line)
+                continue
+            if others:
+                self._events_of(others)
+                others = []
+            self._events += 1
+            self._piece(text)
+        if others:
+            self._events_of(others)
+
+    def _events_of(self, lines: list[bytes]) -> None:
+        found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         objects = [data for data in found if data.startswith(b"{")]
         self._done = self._done or b"[DONE]" in found
         try:
@@ -391,6 +424,9 @@ class EventWatch:
                 self._chunk(event)
             else:
                 self._opaque = True  # they are JSON only together
+        if self._tries and len(events) >= LIKELY and len(events) == len(lines) and isinstance(events[-1], dict):
+            self._tries -= 1
+            self._likeness = likeness(lines[-1], events[-1])
 
     def _one_by_one(self, objects: list[bytes]) -> list[Any]:
         """Those of them that are JSON."""
@@ -474,10 +510,7 @@ class EventWatch:
         else:
             text = choice.get("text")
             self._events += 1
-        if text:
-            self._add(text)
-            self._text_events = self._events
-            self._text_tokens = self._answer.completion_tokens
+        self._piece(text)
         ids = choice.get("token_ids")
         if ids is not None and (ids := _ids(ids)) is not None:
             if self._ids is None:
@@ -486,6 +519,12 @@ class EventWatch:
                 self._ids += ids
         if isinstance(reason := choice.get("finish_reason"), str):
             self._answer.finish_reason = reason
+
+    def _piece(self, text: object) -> None:
+        if text:
+            self._add(text)
+            self._text_events = self._events
+            self._text_tokens = self._answer.completion_tokens
 
     @property
     def whole(self) -> bool:

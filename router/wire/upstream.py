@@ -28,7 +28,8 @@ _NO_HEADERS: Final[Headers] = []
 REASON: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 # What framing one chunk may cost besides its data.
 CHUNK_BYTES: Final = 64
-_MOST_SIZE_DIGITS: Final = 8
+_MOST_SIZE_LINES: Final = 4096
+_SIZE_LINES: Final[dict[int, bytes]] = {}
 
 
 class BrokenError(Exception):
@@ -447,11 +448,22 @@ class Pool:
 
 def _one_chunk(data: bytes) -> bytes:
     """The data of the one chunk that `data` is, framed as all frame it; empty where it is anything else."""
-    at = data.find(b"\r\n", 1, _MOST_SIZE_DIGITS + 2)
-    size = len(data) - at - 4
-    if at < 0 or size <= 0 or data[:at] != b"%x" % size or not data.endswith(b"\r\n"):
+    digits, bound = 1, 16
+    size = len(data) - digits - 4
+    while size >= bound:
+        digits, bound, size = digits + 1, bound * 16, size - 1
+    if size <= 0 or not data.endswith(b"\r\n") or data[: digits + 2] != _size_line(size):
         return b""
-    return data[at + 2 : -2]
+    return data[digits + 2 : -2]
+
+
+def _size_line(size: int) -> bytes:
+    known = _SIZE_LINES.get(size)
+    if known is None:
+        known = b"%x\r\n" % size
+        if size < _MOST_SIZE_LINES:
+            _SIZE_LINES[size] = known
+    return known
 
 
 def _name(error: BaseException) -> str:

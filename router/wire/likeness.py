@@ -1,0 +1,82 @@
+"""A stream's events differ in their text and, token after token, in nothing else: such a one need not be parsed.
+
+What stands around the text is taken from an event that was parsed, and proven there: with another text put between, it
+parses into the same event with that text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import orjson
+
+_DATA: Final = b"data: "
+# What its text is called, in a chat's event and in a completion's.
+_NAMES: Final = (("content", b'"content":"'), ("text", b'"text":"'))
+# The inside of a string of JSON.
+_INSIDE: Final = re.compile(rb'(?:[^"\\]|\\.)*')
+
+
+class Likeness:
+    """What stands before and behind the text in the line of an event that adds but text."""
+
+    __slots__ = ("_after", "_before", "_least")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
+        self._after = after
+        self._least = len(before) + len(after)
+
+    def text(self, line: bytes) -> str | None:
+        """The text of an event that is alike in all else; None of any other, and of what is no JSON."""
+        if len(line) < self._least or not line.startswith(self._before) or not line.endswith(self._after):
+            return None
+        inside = line[len(self._before) : len(line) - len(self._after)]
+        try:
+            if b"\\" not in inside and b'"' not in inside:
+                text = inside.decode()
+                if text.isprintable():
+                    return text
+            value: Any = orjson.loads(b'"%b"' % inside)
+        except (UnicodeDecodeError, orjson.JSONDecodeError):
+            return None
+        return value if isinstance(value, str) else None
+
+
+def likeness(line: bytes, event: dict[str, Any]) -> Likeness | None:
+    """Of an event and the line that it was parsed from; None where it does more than add text."""
+    choices = event.get("choices")
+    if "error" in event or event.get("usage") is not None or not isinstance(choices, list) or len(choices) != 1:
+        return None
+    for name, key in _NAMES:
+        at = line.find(key) + len(key)
+        place = _place(choices[0], name)
+        if at < len(key) or place is None or not line.startswith(_DATA):
+            continue
+        found = _INSIDE.match(line, at)
+        assert found is not None
+        before, after, text = line[:at], line[found.end() :], place[name]
+        other = "b" if text == "a" else "a"
+        try:
+            probe: Any = orjson.loads(b"".join((before[len(_DATA) :], other.encode(), after)))
+        except orjson.JSONDecodeError:
+            return None
+        changed = _place(probe["choices"][0], name)
+        if changed is None or changed[name] != other:
+            return None
+        changed[name] = text
+        return Likeness(before, after) if probe == event else None
+    return None
+
+
+def _place(choice: object, name: str) -> dict[str, Any] | None:
+    """Where the text is, in a choice that tells nothing else."""
+    if not isinstance(choice, dict) or choice.get("index", 0) != 0 or isinstance(choice.get("finish_reason"), str):
+        return None
+    delta = choice.get("delta")
+    if choice.get("token_ids") is not None or (name == "text") == isinstance(delta, dict):
+        return None
+    place: dict[str, Any] = delta if isinstance(delta, dict) else choice
+    told = [place.get(other) for other in ("tool_calls", "reasoning", "reasoning_content")]
+    return None if "role" in place or any(told) or not isinstance(place.get(name), str) else place
