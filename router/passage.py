@@ -107,6 +107,9 @@ class Passage(Task):
             on_its_way = self._steps.begin(self, self._answered)
         except Exception as error:
             self.error = error
+            if self.leg is not None:
+                self._steps.left(self)
+                self.leg = None
             self._loop.call_soon(self._finish)
             return
         if not on_its_way:
@@ -131,6 +134,7 @@ class Passage(Task):
         if outcome is None or outcome.ending not in _LAST:
             self._go_on()
             return
+        leg.attempt.leave()
         try:
             self._steps.over(leg)
             self.told = self._steps.judge(course, leg, outcome)

@@ -31,6 +31,7 @@ _OURS: Final = f"_{secrets.token_hex(8)}"
 _MESSAGES: Final = re.compile(rb'"messages"[ \t\n\r]*:[ \t\n\r]*\[')
 _BETWEEN: Final = re.compile(rb"[ \t\n\r]*,?[ \t\n\r]*")
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
+_COMMA: Final = 0x2C
 _Spans = msgspec.defstruct("_Spans", [(_OURS, list[msgspec.Raw])])
 
 
@@ -191,7 +192,7 @@ def split(body: bytes, known: Known) -> tuple[dict[str, Any], list[Any]] | None:
     """
     between = _BETWEEN.match(body, known.end)
     assert between is not None
-    goes_on = b"," in between.group()
+    goes_on = _COMMA in between.group()
     members = orjson.loads(b'{"' + _OURS.encode() + b'":[' + body[between.end() :])
     messages = members.pop(_OURS, None)
     if not isinstance(messages, list) or goes_on != bool(messages) or "messages" in members:

@@ -14,6 +14,9 @@ import orjson
 _DATA: Final = b"data: "
 # What its text is called, in a chat's event and in a completion's.
 _NAMES: Final = (("content", b'"content":"'), ("text", b'"text":"'))
+# As numbers: to look for bytes in bytes raises and drops an exception first.
+_QUOTE: Final = 0x22
+_ESCAPE: Final = 0x5C
 # The inside of a string of JSON.
 _INSIDE: Final = re.compile(rb'(?:[^"\\]|\\.)*')
 
@@ -34,7 +37,7 @@ class Likeness:
             return None
         inside = line[len(self._before) : len(line) - len(self._after)]
         try:
-            if b"\\" not in inside and b'"' not in inside:
+            if _QUOTE not in inside and _ESCAPE not in inside:
                 text = inside.decode()
                 if text.isprintable():
                     return text
