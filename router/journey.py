@@ -177,9 +177,9 @@ class Journey(Steps):
                 outside = await self._others(course) if self._shared is not None else None
                 if (leg := self._next(passage, course, outside)) is None:
                     break
+            passage.leg = None
             if (told := await self._arrive(course, leg)) is not None:
                 return told
-            passage.leg = None
             if course.given >= course.rules.max_attempts or self._clock() >= course.deadline:
                 break
         return self._give_up(course)

@@ -149,10 +149,15 @@ class Passage(Task):
     def _gone(self, errand: Task) -> None:
         self.cancelled, self.error = errand.cancelled, errand.error
         self._errand = None  # each knows the other
+        if self.leg is not None:
+            self._steps.left(self)  # it was booked, and nobody set out with it
         self._finish()
 
     def _finish(self) -> None:
         self.leg = None
-        self._steps.finish(self)
+        try:
+            self._steps.finish(self)
+        except Exception as error:
+            self.error = self.error or error
         self._ended(self)
         self.error = None  # its traceback leads back here: not to wait for the garbage collector

@@ -36,7 +36,7 @@ from router.wire.http import (
     path_of,
 )
 from router.wire.keys import Keys
-from router.wire.known import KnownRequest, known_request
+from router.wire.known import MOST_DIGITS, KnownRequest, known_request
 
 if TYPE_CHECKING:
     from router.wire.errors import Refusal
@@ -341,11 +341,17 @@ class Front:
             self._ready[-1].keep_alive = False
         if self._ready and self._task is None:
             if whole and self._repeats and not self._parsing:
-                request, door = self._ready[-1], self._door
-                self._known = known_request(data, request, door.limits, door.keys) if request.keep_alive else None
+                self._known = self._remember(data, self._ready[-1])
             self._next()
         elif self._refusal is not None:
             self._turn_away(self._refusal)
+
+    def _remember(self, data: bytes, request: Request) -> KnownRequest | None:
+        """The head of a request that may come again, whatever its length."""
+        limits, keys = self._door.limits, self._door.keys
+        if not request.keep_alive or self._head_size + MOST_DIGITS > limits.header_bytes:
+            return None
+        return known_request(data, request, limits, keys)
 
     def _again(self, known: KnownRequest, body: bytes) -> bool:
         """Serve a request with a known head. False where it would not be judged as the one before it was."""

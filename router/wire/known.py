@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LONGEST: Final = 2048
 # A length that is written as all write it: what `%d` would write.
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: (0|[1-9][0-9]{0,11})\r\n", re.IGNORECASE)
+MOST_DIGITS: Final = 12
+# The one before a final answer may be of another kind (RFC 9110 15.2).
+_FINAL: Final = b"HTTP/1.1 200 "
 
 
 class Known:
@@ -104,7 +107,7 @@ def known_answer(data: bytes, head: Head) -> KnownAnswer | None:
     """`data`: what an answer with this head was parsed from, likewise."""
     parts = _parts(data)
     found = _LENGTH.search(b"\r\n" + head.lines)
-    if parts is None or found is None:
+    if parts is None or found is None or not data.startswith(_FINAL):
         return None
     # Two bytes were put before the lines, for the first of them to be found like the others.
     known = KnownAnswer(*parts, head, head.lines[: found.start(1) - 2], head.lines[found.end(1) - 2 :])

@@ -209,3 +209,26 @@ def _joined(chunked: bytes) -> bytes:
         if not int(size, 16):
             break
     return body
+
+
+async def test_what_comes_before_a_final_answer_is_not_taken_for_its_head() -> None:
+    final = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body) for body in (b"AAAA", b"BBBBBBB")]
+    left = [b"HTTP/1.1 103 Early Hints\r\nContent-Length: %d\r\n\r\n%b" % (len(each), each) for each in final]
+    stage = Stage(lambda wire: wire.protocol.data_received(left.pop(0)))
+    for each in final:
+        stage.client.written.clear()
+        await stage.play(ASKED % (2, b"{}"), [])
+        assert bytes(stage.client.written) == each
+    await stage.leave()
+
+
+async def test_a_longer_length_makes_no_head_longer_than_it_may_be() -> None:
+    asked = b"POST / HTTP/1.1\r\nHost: x\r\nX: %b\r\nContent-Length: %d\r\n\r\n%b"
+    seen = Seen()
+    short = len(b"/HostxXContent-Length1")
+    seen.door.limits = replace(LIMITS, header_bytes=1024)
+    pad = b"y" * (1024 - short)
+    await seen.ask(asked % (pad, 1, b"1"))
+    await seen.ask(asked % (pad, 10, b"1" * 10))
+    assert len(seen.requests) == 1
+    assert b"HTTP/1.1 431 " in seen.client.written

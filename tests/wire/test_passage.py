@@ -68,7 +68,7 @@ async def test_who_leaves_while_a_kept_connection_is_at_work_is_followed(bench: 
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("step", ["_depart", "judge"])
+@pytest.mark.parametrize("step", ["_depart", "judge", "finish"])
 async def test_a_failure_inside_the_router_is_told_and_books_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -86,4 +86,25 @@ async def test_a_failure_inside_the_router_is_told_and_books_nothing(
     # Before the answer there is one of the router's own; what fails over a whole one is for the log alone.
     assert (await client.reply()).status == (500 if step == "_depart" else 200)
     await until(lambda: not passages(router), "the request is over")
+    assert load(router) == [0]
+
+
+@pytest.mark.interpreted
+async def test_a_failure_as_an_errand_sets_out_books_nothing_either(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await bench.router(await bench.replica())
+    client = await bench.client(router)
+    calls = []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(router._journey, "_begin_at_once", lambda _: None)
+    monkeypatch.setattr(router._journey, "_attempt", fail)
+    client.post("/v1/chat/completions", BODY)
+    assert (await client.reply()).status == 500
+    await until(lambda: not passages(router), "the request is over")
+    assert calls
     assert load(router) == [0]
