@@ -86,7 +86,7 @@ def split_decider(handoff: HandOffSettings) -> SplitDecider:
 
 
 class Journey(Steps):
-    """Serves requests. One for all of them; what belongs to one request is in `Prompt` and `Leg`."""
+    """Serves requests. One for all of them; what belongs to one request is in `Passage`, `Course` and `Leg`."""
 
     def __init__(
         self,
@@ -216,9 +216,8 @@ class Journey(Steps):
         if not request.id:
             self._number += 1
             request.id = b"%b%d" % (self._ids, self._number)
-            request.add(b"X-Request-Id", request.id)
-        for name, value in self.rules.replica_headers:
-            request.add(name, value)
+            request.add([(b"X-Request-Id", request.id)])
+        request.add(self.rules.replica_headers)
 
     def _begin_at_once(self, passage: Passage) -> Course | None:
         """Read a request as most are; None where that takes long, or its body has to be changed."""

@@ -137,9 +137,7 @@ def prices(candidates: list[Candidate], tokens: list[int], rates: Rates, *, bran
     found = []
     before, alone = None, 0.0
     for candidate in candidates:
-        if len(tokens) == 1:
-            alone = rates.prefill_ms(tokens[0], candidate.hit)
-        elif candidate.cached != before:  # many hold the same
+        if candidate.cached != before:  # many hold the same
             before, alone = candidate.cached, rates.prefills_ms(tokens, candidate.cached)
         prefill = alone * candidate.slowness
         slowed = prefill * (1 + OVERHEAD + PER_DECODE * candidate.decoding)

@@ -95,18 +95,35 @@ def crossing(headers: Headers, last: int = ENCODING) -> bytes:
 
 def closes(headers: Headers) -> bool:
     """Whether Connection says that the connection ends with this message."""
-    said = [value.lower() for name, value in headers if fate(name) == CONNECTION]
-    return b"close" in [token.strip() for token in b",".join(said).split(b",")]
+    return b"close" in _named(headers)
 
 
 def _without_named(headers: Headers) -> Headers:
     """The headers less Connection and what it takes away."""
-    named = {b"connection"}
+    named = (_named(headers) | {b"connection"}) - _NEVER_NAMED
+    return [pair for pair in headers if pair[0].lower() not in named]
+
+
+def _named(headers: Headers) -> set[bytes]:
+    """What Connection says, in lower case."""
+    named: set[bytes] = set()
     for name, value in headers:
         if fate(name) == CONNECTION:
             named.update([token.strip().lower() for token in value.split(b",")])
-    named -= _NEVER_NAMED
-    return [pair for pair in headers if pair[0].lower() not in named]
+    return named
+
+
+def _with(lines: bytes, more: Headers) -> bytes:
+    for name, value in more:
+        lines = b"%b%b: %b\r\n" % (lines, name, value)
+    return lines
+
+
+def _first(headers: Headers, wanted: bytes) -> bytes | None:
+    for name, value in headers:
+        if name.lower() == wanted:
+            return value
+    return None
 
 
 def _pairs(lines: bytes) -> Headers:
@@ -177,16 +194,13 @@ class Request:
     def headers(self, headers: Headers) -> None:
         self.lines = crossing(headers)
 
-    def add(self, name: bytes, value: bytes) -> None:
-        """One header more, for the replica."""
-        self.lines = b"%b%b: %b\r\n" % (self.lines, name, value)
+    def add(self, more: Headers) -> None:
+        """Further headers, for the replica."""
+        self.lines = _with(self.lines, more)
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header that crosses; `name` in lower case."""
-        for key, value in self.headers:
-            if key.lower() == name:
-                return value
-        return None
+        return _first(self.headers, name)
 
     def like(
         self,
@@ -265,10 +279,7 @@ class Head:
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
-        for key, value in self.headers:
-            if key.lower() == name:
-                return value
-        return None
+        return _first(self.headers, name)
 
     def drop_id(self) -> None:
         """Take its X-Request-Id out, wherever it stands."""
@@ -287,20 +298,13 @@ class Head:
         return self.status < 200 or self.status in (204, 304)
 
 
-def _with(lines: bytes, more: Headers | None) -> bytes:
-    if more:
-        for name, value in more:
-            lines = b"%b%b: %b\r\n" % (lines, name, value)
-    return lines
-
-
 def request_head(
     request: Request, length: int, authority: bytes, base_path: bytes, added: Headers | None = None
 ) -> bytes:
     """The request's head for a replica: same method, target and headers and those `added`, this hop's own framing of
     `length` bytes."""
     method = request.method
-    lines = _with(request.lines, added)
+    lines = _with(request.lines, added) if added else request.lines
     if length or method in (b"POST", b"PUT", b"PATCH"):
         lines = b"%bContent-Length: %d\r\n" % (lines, length)
     return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (method, base_path, request.target, authority, lines)

@@ -19,10 +19,19 @@ if TYPE_CHECKING:
 # Longer ones are not kept: each connection of a client keeps its last one.
 LONGEST: Final = 2048
 # A length that is written as all write it: what `%d` would write.
-_LENGTH: Final = re.compile(rb"\r\ncontent-length: (0|[1-9][0-9]{0,11})\r\n", re.IGNORECASE)
 MOST_DIGITS: Final = 12
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: (0|[1-9][0-9]{0,%d})\r\n" % (MOST_DIGITS - 1), re.IGNORECASE)
 # The one before a final answer may be of another kind (RFC 9110 15.2).
 _FINAL: Final = b"HTTP/1.1 200 "
+
+
+def counted(size: int, base: int) -> int:
+    """What a number in so many bytes counts, where these are the number's own digits and what it counts. It is for the
+    caller to see that they are: of a few sizes there is no such number."""
+    digits, bound = 1, base
+    while size - digits >= bound:
+        digits, bound = digits + 1, bound * base
+    return size - digits
 
 
 class Known:
@@ -40,11 +49,7 @@ class Known:
         before = self._before
         if not data.startswith(before):
             return -1
-        # The length is that of all the rest, less its own digits.
-        rest, digits, bound = len(data) - self._size, 1, 10
-        while rest - digits >= bound:
-            digits, bound = digits + 1, bound * 10
-        length = rest - digits
+        length = counted(len(data) - self._size, 10)
         told = b"%d%b" % (length, self._after)
         start = len(before)
         at = start + len(told)

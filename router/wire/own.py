@@ -11,6 +11,7 @@ from router.telemetry import CONTENT_TYPE
 from router.wire import errors
 from router.wire.errand import Errand
 from router.wire.http import Head, response_head
+from router.wire.keys import OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from router.wire.front import Front
     from router.wire.http import Request
 
-PATHS: Final = ("/health", "/ready", "/metrics")
+PATHS: Final = frozenset([path.decode() for path in OPEN])
 
 
 class Own:

@@ -14,7 +14,7 @@ import httptools
 
 from router.names import Name
 from router.wire.http import CODING, LENGTH, Head, Headers, fate
-from router.wire.known import KnownAnswer, known_answer
+from router.wire.known import KnownAnswer, counted, known_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ _NO_HEADERS: Final[Headers] = []
 REASON: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 # What framing one chunk may cost besides its data.
 CHUNK_BYTES: Final = 64
+# How sizes of chunks are written, which costs three times as much as to look it up.
 _MOST_SIZE_LINES: Final = 4096
 _SIZE_LINES: Final[dict[int, bytes]] = {}
 
@@ -232,8 +233,9 @@ class Upstream:
         if self._sink is None:
             return
         if self._complete:
-            if whole and self._head is not None and self._keep_alive and not self._surplus:
-                self._pool.known = known_answer(data, self._head)
+            head, self._head = self._head, None
+            if whole and head is not None and self._keep_alive and not self._surplus:
+                self._pool.known = known_answer(data, head)
             self._end()
         else:
             # What stands behind a chunk is the next one's size, as far as it has come.
@@ -448,13 +450,12 @@ class Pool:
 
 def _one_chunk(data: bytes) -> bytes:
     """The data of the one chunk that `data` is, framed as all frame it; empty where it is anything else."""
-    digits, bound = 1, 16
-    size = len(data) - digits - 4
-    while size >= bound:
-        digits, bound, size = digits + 1, bound * 16, size - 1
-    if size <= 0 or not data.endswith(b"\r\n") or data[: digits + 2] != _size_line(size):
+    size = counted(len(data) - 4, 16)
+    if size <= 0 or not data.endswith(b"\r\n"):
         return b""
-    return data[digits + 2 : -2]
+    line = _size_line(size)
+    at = len(line)
+    return data[at:-2] if at + size + 2 == len(data) and data[:at] == line else b""
 
 
 def _size_line(size: int) -> bytes:

@@ -33,5 +33,5 @@ def test_a_request_that_is_being_answered_has_the_headers_that_may_cross(headers
 def test_it_may_be_given_others() -> None:
     kept = request(list(HEADERS))
     kept.headers = [*kept.headers, (b"x-more", b"1")]
-    kept.add(b"x-most", b" 2")
+    kept.add([(b"x-most", b" 2")])
     assert kept.headers == [*HEADERS[1:], (b"x-more", b"1"), (b"x-most", b" 2")]

@@ -101,7 +101,7 @@ async def test_what_is_done_to_one_request_is_not_done_to_the_next() -> None:
         request = seen.requests[-1]
         assert (request.id, request.lines) == (b"", b"X-A: b\r\nX-C: d\r\n")
         request.id = b"mine"
-        request.add(b"X-Request-Id", b"mine")
+        request.add([(b"X-Request-Id", b"mine")])
 
 
 async def test_it_is_judged_anew_by_other_limits_and_keys() -> None:
