@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 # Attention costs as much as everything else at about this many tokens of context (dense models of 8B to 70B).
 ATTENTION_EVEN_TOKENS: Final = 65_536
@@ -51,7 +48,7 @@ class Rates:
         """Time to prefill a prompt of `tokens` of which `cached` lead it in the cache."""
         return (tokens - cached) * self.token_ms * (1 + (tokens + cached) / 2 / ATTENTION_EVEN_TOKENS)
 
-    def prefills_ms(self, tokens: Sequence[int], cached: Sequence[int]) -> float:
+    def prefills_ms(self, tokens: list[int], cached: tuple[int, ...]) -> float:
         """The same for several prompts together. Raises ValueError where there is not a `cached` for each."""
         if len(tokens) == len(cached) == 1:
             return self.prefill_ms(tokens[0], cached[0])
