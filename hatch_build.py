@@ -27,6 +27,9 @@ _HOT = {
     "router/wire": "alarms attempts errand errors front gather http known likeness own resumed seam stream "
     "upgrade upstream",
 }
+# What is written in C, beside Python that says the same, and what it is linked with. Left out, with a warning, where
+# the headers of that are missing.
+NATIVE = {"router/prompt/links.c": ["crypto"]}
 HOT = tuple(f"{directory}/{module}.py" for directory, modules in _HOT.items() for module in modules.split())
 COPIED = ("router", "fake_backend", "bench", "tests", "docs", "pyproject.toml")
 GROUP = "warmroute"
@@ -46,12 +49,16 @@ def copy(checkout: Path, directory: Path) -> None:
 def compile_in(directory: Path) -> list[Path]:
     """Compile the hot modules of a copy, each beside its source. Returns the extensions, relative to `directory`."""
     from mypyc.build import mypycify
-    from setuptools import Distribution
+    from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
     with contextlib.chdir(directory):
         flags = ["--config-file", "pyproject.toml", *HOT]
         extensions = mypycify(flags, opt_level="2", debug_level="0", group_name=GROUP)
+        extensions += [
+            Extension(source.removesuffix(".c").replace("/", "."), [source], libraries=libraries, optional=True)
+            for source, libraries in NATIVE.items()
+        ]
         command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))
         command.inplace = True
         command.ensure_finalized()

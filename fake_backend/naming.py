@@ -32,7 +32,7 @@ class Namer:
         size = self.block_size
         if len(tokens) < size:
             return Names([], [])
-        links = self._hasher.links
-        digests = links(self._hasher.none_hash, tokens[:size], size, extra.keys(first=True))
-        digests += links(digests[0], tokens[size:], size, extra.keys(first=False))
+        digests_of = self._hasher.digests
+        digests = digests_of(self._hasher.none_hash, tokens[:size], size, extra.keys(first=True))
+        digests += digests_of(digests[0], tokens[size:], size, extra.keys(first=False))
         return Names([int.from_bytes(digest[-8:], "big") for digest in digests], digests)

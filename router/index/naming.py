@@ -173,7 +173,7 @@ class Naming:
                     digest = hasher.block(digest, event.tokens[place * size : (place + 1) * size], keys)
                     digests.append(digest)
             else:
-                digests = hasher.links(digest, event.tokens, size, None)
+                digests = hasher.digests(digest, event.tokens, size)
         except _NO_KEYS:
             return None
         self._digests.update(zip(event.keys, digests, strict=True))

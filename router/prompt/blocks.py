@@ -21,7 +21,7 @@ import xxhash
 from router.prompt.others import give_way
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 ALGORITHMS: Final = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 """The choices of `--prefix-caching-hash-algo`, as `vllm:cache_config_info` spells them."""
@@ -41,6 +41,15 @@ _ID_BYTES, _MOST_ID_BYTES, _BESIDE_BYTES = 5, 11, 20
 # Stands between blocks that are pickled together. A float is written in full each time, and no client can know it.
 _BETWEEN: Final = secrets.randbits(52) + 0.5
 _WRITTEN_BETWEEN: Final = pickle.dumps(_BETWEEN, _PICKLE_PROTOCOL)[-10:-1]
+
+# The pickles that links.c writes: of so many 32-bit ids.
+_FEWEST_NATIVE: Final = 4
+_MOST_NATIVE: Final = 10_000
+_native: Callable[[bytes, array[int], int], bytes] | None
+try:
+    from router.prompt.links import sha256 as _native
+except ImportError:  # it is not compiled
+    _native = None
 
 
 class Extra:
@@ -178,13 +187,10 @@ class Links(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def blocks(self, tail: Sequence[int], tokens: Sequence[int], block_size: int) -> Iterator[Any]:
-        """The full blocks of `tail` and `tokens`, in the form that `digests` reads fastest."""
+    def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> bytes:
+        """The digests of the full blocks of `tokens`, one after the other: they follow `parent`, all with the same
+        extra keys. Each is as long as `none_hash`."""
         ...
-
-    def digests(
-        self, parent: bytes, blocks: Iterable[Any], block_size: int, keys: tuple[Any, ...] | None
-    ) -> list[bytes]: ...
 
 
 class Hasher:
@@ -218,38 +224,41 @@ class Hasher:
             )
         return self._digest(self._serialise((parent, tuple(tokens), keys)))
 
-    def blocks(self, tail: Sequence[int], tokens: Sequence[int], block_size: int) -> Iterator[tuple[int, ...]]:
-        """The full blocks of token ids, as the tuples that the engine serialises."""
-        ids = _joined(tail, tokens)
-        if isinstance(ids, array):
-            whole = memoryview(ids)[: len(ids) - len(ids) % block_size]
-            return struct.iter_unpack(f"{block_size}{ids.typecode}", whole)
-        return zip(*[iter(ids)] * block_size, strict=False)
-
-    def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> list[bytes]:
-        """Digests of the full blocks of `tokens`, all with the same extra keys."""
-        return self.digests(parent, self.blocks((), tokens, block_size), block_size, keys)
-
-    def digests(
-        self, parent: bytes, blocks: Iterable[tuple[int, ...]], block_size: int, keys: tuple[Any, ...] | None
-    ) -> list[bytes]:
-        """Digests of `blocks`, which follow `parent`, all with the same extra keys."""
+    def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> bytes:
+        """Digests of the full blocks of `tokens`; see `Links`."""
+        plain = keys is None and len(parent) == len(self.none_hash)
+        if (
+            _native is not None
+            and plain
+            and self.algorithm == "sha256"
+            and isinstance(tokens, array)
+            and tokens.typecode == "i"
+            and _FEWEST_NATIVE <= block_size <= _MOST_NATIVE
+        ):
+            return _native(parent, tokens, block_size)
         digests: list[bytes] = []
         usual = _ID_BYTES * block_size + _BESIDE_BYTES
-        plain = keys is None and not self._in_cbor and len(parent) == len(self.none_hash) and 2 * usual < _AT_ONCE_BYTES
-        heads = self._heads_up_to(_MOST_ID_BYTES * block_size + _BESIDE_BYTES) if plain else []
+        together = plain and not self._in_cbor and 2 * usual < _AT_ONCE_BYTES
+        heads = self._heads_up_to(_MOST_ID_BYTES * block_size + _BESIDE_BYTES) if together else []
         at_once = max(1, _AT_ONCE_BYTES // usual)
-        blocks = iter(blocks)
+        blocks = _tuples(tokens, block_size)
         while part := list(islice(blocks, at_once)):
             give_way()
-            if plain:
+            if together:
                 self._pickled(parent, part, heads, digests)
             else:
                 digests += self._one_by_one(parent, part, block_size, keys)
             parent = digests[-1]
             if len(part) < at_once:
                 break
-        return digests
+        return b"".join(digests)
+
+    def digests(
+        self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None = None
+    ) -> list[bytes]:
+        """The same, each by itself."""
+        linked, size = self.links(parent, tokens, block_size, keys), len(self.none_hash)
+        return [linked[i : i + size] for i in range(0, len(linked), size)]
 
     def _one_by_one(
         self, parent: bytes, blocks: list[tuple[int, ...]], block_size: int, keys: tuple[Any, ...] | None
@@ -309,20 +318,13 @@ class ByteHasher:
         """The chain of a prompt's bytes; `block_size` in bytes."""
         return _whole(self, tokens, block_size, extra)
 
-    def blocks(self, tail: Sequence[int], tokens: Sequence[int], block_size: int) -> Iterator[bytes]:
-        """The full blocks of bytes."""
-        whole = bytes(tail) + bytes(tokens)
-        return (whole[i : i + block_size] for i in range(0, len(whole) - block_size + 1, block_size))
-
-    def digests(
-        self, parent: bytes, blocks: Iterable[bytes], block_size: int, keys: tuple[Any, ...] | None
-    ) -> list[bytes]:
-        """Digests of `blocks`, which follow `parent`, all with the same extra keys."""
-        ends, digests = _cbor(keys), []
-        for block in blocks:
-            parent = xxhash.xxh3_128_digest(b"".join((parent, ends, block)))
+    def links(self, parent: bytes, tokens: Sequence[int], block_size: int, keys: tuple[Any, ...] | None) -> bytes:
+        """Digests of the full blocks of bytes; see `Links`."""
+        ends, digests, whole = _cbor(keys), [], bytes(tokens)
+        for i in range(0, len(whole) - block_size + 1, block_size):
+            parent = xxhash.xxh3_128_digest(b"".join((parent, ends, whole[i : i + block_size])))
             digests.append(parent)
-        return digests
+        return b"".join(digests)
 
 
 def grow(
@@ -341,14 +343,14 @@ def grow(
     count, left = divmod(len(tail) + len(tokens), block_size)
     if not count:
         return Run([], digest, _joined(tail, tokens))
-    blocks = hasher.blocks(tail, tokens, block_size)
-    digests: list[bytes] = []
+    ids, size = _joined(tail, tokens), len(hasher.none_hash)
+    digests = b""
     if first and extra.cache_salt:
-        digests = hasher.digests(digest, islice(blocks, 1), block_size, extra.keys(first=True))
-        digest = digests[0]
-    digests += hasher.digests(digest, blocks, block_size, extra.keys(first=False))
+        digests = digest = hasher.links(digest, ids[:block_size], block_size, extra.keys(first=True))
+        ids = ids[block_size:]
+    digests += hasher.links(digest, ids, block_size, extra.keys(first=False))
     # A tail fills no block, so what is left over is all of `tokens`.
-    return Run(_low_64_bits(digests), digests[-1], tokens[len(tokens) - left :])
+    return Run(_low_64_bits(digests, size), digests[-size:], tokens[len(tokens) - left :])
 
 
 def _whole(hasher: Links, tokens: Sequence[int], block_size: int, extra: Extra) -> Chain:
@@ -368,13 +370,21 @@ def _head_of_pickle(parent: int, block: int) -> bytes:
     return b"\x80\x05\x95" + length.to_bytes(8, "little") + bytes((0x43, parent))
 
 
-def _low_64_bits(digests: list[bytes]) -> list[int]:
-    """The keys of blocks with these digests, which are all of one length."""
-    words = array("Q", b"".join(digests))
+def _low_64_bits(digests: bytes, size: int) -> list[int]:
+    """The keys of blocks with these digests of `size` bytes each."""
+    words = array("Q", digests)
     if sys.byteorder == "little":
         words.byteswap()
-    step = len(digests[0]) // 8
+    step = size // 8
     return words[step - 1 :: step].tolist()
+
+
+def _tuples(ids: Sequence[int], block_size: int) -> Iterator[tuple[int, ...]]:
+    """The full blocks, as the engine serialises them."""
+    if isinstance(ids, array):
+        whole = memoryview(ids)[: len(ids) - len(ids) % block_size]
+        return struct.iter_unpack(f"{block_size}{ids.typecode}", whole)
+    return zip(*[iter(ids)] * block_size, strict=False)
 
 
 # A copy takes two thirds of the time of a new one, which looks for the algorithm each time.

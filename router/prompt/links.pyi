@@ -1,0 +1,3 @@
+from array import array
+
+def sha256(parent: bytes, ids: array[int], block_size: int, /) -> bytes: ...
