@@ -27,6 +27,8 @@ class Bounded(Generic[V]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
+        self.written = 0
+        """Bytes that were ever put here."""
         self._entries: OrderedDict[Key, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -59,6 +61,7 @@ class Bounded(Generic[V]):
                 weight += ENTRY_BYTES
                 held[key] = (value, weight)
                 self.held += weight
+                self.written += weight
             to_end = held.move_to_end
             for key in used:
                 if key in held:

@@ -33,15 +33,18 @@ IDS_IN_PIECE: Final = 1024
 """Token ids given by a client are cut into pieces of this many."""
 
 _LINK_BYTES: Final = 400  # a Link, its Run, digest and tail
-_KEY_BYTES: Final = 40  # an int and its place in a list
+_KEY_BYTES: Final = 48  # an int and its place in two lists
+# What a row stands on is marked as used again once so large a part of the memory was written meanwhile.
+_USED_AGAIN: Final = 64
 _LONGEST_SALT: Final = 256
 
 
 class Link:
     """The blocks of one piece, in a row that begins with a prompt's first piece. `blocks` and `length`: full blocks and
-    tokens (or bytes) up to the end of this piece."""
+    tokens (or bytes) up to the end of this piece. `used`: how much was written (`Bounded.written`) when those that it
+    stands on last counted as used."""
 
-    __slots__ = ("blocks", "key", "length", "parent", "run")
+    __slots__ = ("_keys", "blocks", "key", "length", "parent", "run", "used")
 
     def __init__(self, key: bytes, parent: Link | None, run: Run, blocks: int, length: int) -> None:
         self.key = key
@@ -49,6 +52,32 @@ class Link:
         self.run = run
         self.blocks = blocks
         self.length = length
+        self.used = 0
+        self._keys: list[int] | None = None
+
+    def path(self) -> list[Link]:
+        """It, and what it stands on, the first piece last."""
+        path = []
+        link: Link | None = self
+        while link is not None:
+            path.append(link)
+            link = link.parent
+        return path
+
+    def take_keys(self) -> list[int]:
+        """All blocks' keys up to the end of this piece. Whoever goes on from here keeps them: a conversation needs them
+        once, at its end."""
+        keys = self._keys
+        if keys is not None:
+            self._keys = None
+            return keys
+        keys = []
+        for link in reversed(self.path()):
+            keys += link.run.keys
+        return keys
+
+    def keep_keys(self, keys: list[int]) -> None:
+        self._keys = keys
 
 
 class Memo:
@@ -155,7 +184,9 @@ class Row:
             link = links.get(view + self.base)
             if link is None:
                 return self._again().chain(hasher, block_size, extra)
-        added = []
+        last, added = link, []
+        new: list[int] = []
+        behind: list[int] = []  # of the last piece, if it is not kept
         run, blocks, length = (link.run, link.blocks, link.length) if link is not None else (None, 0, 0)
         for i, units in enumerate(self._units(at + 1), at + 1):
             if run is None:
@@ -164,22 +195,30 @@ class Row:
                 run = grow(hasher, run.digest, run.tail, units, block_size, extra, first=not blocks)
             blocks += len(run.keys)
             length += len(units)
-            link = Link(view + sums[i], link, run, blocks, length)
             if i < kept:
-                added.append((link.key, link, _LINK_BYTES + _KEY_BYTES * len(run.keys)))
-        assert link is not None
-        path: list[Link] = []
-        step: Link | None = link
-        while step is not None:
-            path.append(step)
-            step = step.parent
+                last = Link(view + sums[i], last, run, blocks, length)
+                added.append((last.key, last, _LINK_BYTES + _KEY_BYTES * len(run.keys)))
+                new += run.keys
+            else:
+                behind = run.keys
+        assert run is not None
+        keys = link.take_keys() if link is not None else []
+        keys = keys + new if new else keys
+        if last is not None:
+            last.keep_keys(keys)
+            self._keep(link, last, added)
+        self._length = length
+        return Chain(keys + behind if behind else keys, run, block_size, length, hasher, extra)
+
+    def _keep(self, link: Link | None, last: Link, added: list[tuple[bytes, Link, int]]) -> None:
+        """Keep the links that were added to `link`, of which the deepest is `last`."""
+        links = self._memo.links
+        last.used = link.used if link is not None else links.written
+        stale = links.written - last.used > links.limit // _USED_AGAIN
+        if stale:
+            last.used = links.written
         # A piece goes before what it follows, so whoever is kept has all that it stands on.
-        links.put_all(added, [each.key for each in path])
-        self._length = link.length
-        keys: list[int] = []
-        for each in reversed(path):
-            keys += each.run.keys
-        return Chain(keys, link.run, block_size, link.length, hasher, extra)
+        links.put_all(reversed(added), [each.key for each in last.path()] if stale else ())
 
     def _units(self, first: int) -> list[Units]:
         """What the pieces from `first` on are for the hasher."""

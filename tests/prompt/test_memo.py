@@ -284,3 +284,45 @@ def test_what_stands_behind_a_text_is_not_lost_where_a_longer_one_began_alike() 
     for pieces in (long, short, long):
         row = Row(memo, pieces, base=b"", encode=encode, after=after)
         assert row.chain(hasher, 5, NO_EXTRA) == hasher.chain([*map(ord, "".join(pieces)), 7], 5)
+
+
+def test_all_keys_are_held_once_at_the_end_of_each_conversation() -> None:
+    counting = Counting("chatml")
+    scratch = Counting("chatml", limit=0)
+
+    def held() -> int:
+        links = [link for link, _ in counting.memo.links._entries.values()]
+        return sum(len(link._keys) for link in links if link._keys is not None)
+
+    for turns in range(2, 9, 2):
+        _, keys = counting.read(*LONG[:turns])
+        assert keys == scratch.read(*LONG[:turns])[1]
+        assert len(keys) - 2 <= held() <= len(keys)
+    # Others part from it midway, and it goes on itself.
+    for other in ("one", "two", "one"):
+        branch = [*LONG[:4], said("user", f"{other} " * 100)]
+        assert counting.read(*branch)[1] == scratch.read(*branch)[1]
+    assert counting.read(*LONG)[1] == scratch.read(*LONG)[1]
+    longer = [*LONG, said("user", "three " * 100)]
+    assert counting.read(*longer)[1] == scratch.read(*longer)[1]
+
+
+def test_what_a_conversation_stands_on_stays_as_long_as_it_goes_on() -> None:
+    counting = Counting("chatml", limit=1 << 20)
+    links = counting.memo.links
+    begun = LONG[:4]
+    _, first = counting.read(*begun)
+    others = 0
+    while links.written <= 8 * links.limit:
+        # As much as fills the memory several times over, and it goes on all the while.
+        counting.read(said("user", f"{others} " + "other " * 500))
+        if others % 20 == 0:
+            begun = [*begun, said("user", f"{others} " + "more " * 20), said("assistant", f"{others} " + "yes " * 20)]
+        counting.read(*begun)
+        others += 1
+    assert links.held <= links.limit
+    deepest = max((link for link, _ in links._entries.values()), key=lambda link: link.length)
+    path = deepest.path()
+    assert len(path) > 20
+    assert [link for link in path if link.key not in links._entries] == []
+    assert [key for link in reversed(path) for key in link.run.keys][: len(first) - 2] == first[:-2]
