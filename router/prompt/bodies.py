@@ -127,13 +127,17 @@ class Bodies:
         for at in range(len(digests) - 1, -1, -1):
             if row := self._kept.get(digests[at]):
                 begin = (at + 1) * STEP
-                fitting = [
-                    known
-                    for known in row
-                    if known.end <= len(body) and known.digest == xxh3_128_digest(body[begin : known.end])
-                ]
-                if fitting:
-                    return max(fitting, key=lambda known: known.end)
+                longest, end, digest = None, 0, b""
+                for known in row:
+                    if known.end > len(body) or (longest is not None and known.end <= longest.end):
+                        continue
+                    if known.end != end:  # most end alike
+                        end = known.end
+                        digest = xxh3_128_digest(body[begin:end])
+                    if known.digest == digest:
+                        longest = known
+                if longest is not None:
+                    return longest
         return None
 
     def keep(self, chat: Chat, key: bytes, state: State) -> None:
