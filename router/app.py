@@ -184,6 +184,7 @@ class Router:
             missing=self._missing,
             lacking=self.fleet.lacking,
             metrics=self._page if self._place is None else self._place.metrics,
+            models=self.fleet.models,
         )
         self.door = Door(own.serve, _limits(settings), self._refused)
         self.door.keys = self._credentials.clients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from router.config import parse_url
 from router.fleet.replica import Replica, Role, State
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from router.config import Address
+    from router.fleet.replica import Card
 
 
 class Fleet:
@@ -81,6 +82,17 @@ class Fleet:
             able = [replica for replica in able if replica.decodes] or able
         # A replica whose probes time out may only be busy. It is better than no answer at all.
         return able or [replica for replica in self if replica.state is State.SILENT and replica.serves(model)]
+
+    def models(self) -> list[dict[str, Any]] | None:
+        """The entry of each model and adapter that a ready replica serves, as the first such replica wrote it; None
+        where all serve the same, so that any of them can tell."""
+        able = self.able(None)
+        cards: dict[str, Card] = {}
+        for replica in able:
+            cards = {**replica.models, **cards}
+        if all(len(replica.models) == len(cards) for replica in able):
+            return None
+        return [card.entry for card in cards.values()]
 
     def computing(self, model: str | None) -> list[Replica]:
         """Ready replicas that may compute a prompt for another to answer."""

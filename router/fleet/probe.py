@@ -231,6 +231,7 @@ def read_models(page: bytes) -> dict[str, Card]:
                 root=root if isinstance(root, str) else None,
                 parent=parent if isinstance(parent, str) else None,
                 max_model_len=length if isinstance(length, int) else None,
+                entry=entry,
             )
     if not cards:
         raise ValueError("/v1/models names no model")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from router.fleet.breaker import Breaker
 from router.fleet.ledger import Load
@@ -51,6 +51,7 @@ class Card:
     root: str | None = None  # the model's directory or repository; an adapter's own path
     parent: str | None = None  # the base model, for an adapter
     max_model_len: int | None = None
+    entry: dict[str, Any] = field(default_factory=dict, compare=False)  # as the replica wrote it
 
 
 class Replica:

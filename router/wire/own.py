@@ -1,9 +1,9 @@
-"""The three paths that the router answers itself on the clients' side. Every other path and method is a replica's."""
+"""What the router answers itself on the clients' side. Every other path and method is a replica's."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from router.wire.http import Request
 
 PATHS: Final = frozenset([path.decode() for path in OPEN])
+MODELS: Final = "/v1/models"
 
 
 class Own:
     """GET and HEAD of /health (the router lives), /ready (it can serve; 503 says what is missing, 200 what it does
-    without) and /metrics."""
+    without), /metrics, and of /v1/models where no replica could answer for all.
+
+    `models`: the entries of that list; None where every replica has the same.
+    """
 
     def __init__(
         self,
@@ -34,18 +38,23 @@ class Own:
         missing: Callable[[], list[str]],
         lacking: Callable[[], list[str]],
         metrics: Callable[[], Awaitable[bytes]],
+        models: Callable[[], list[dict[str, Any]] | None],
     ) -> None:
         self._beyond = beyond
         self._missing = missing
         self._lacking = lacking
         self._metrics = metrics
+        self._models = models
 
     def serve(self, request: Request, client: Front, ended: Callable[[Task], None]) -> Task:
-        if request.path not in PATHS or request.method not in (b"GET", b"HEAD"):
+        if request.method not in (b"GET", b"HEAD") or not self._answers(request.path):
             return self._beyond(request, client, ended)
         errand = Errand(asyncio.get_running_loop(), self._serve(request, client), ended)
         errand.begin()
         return errand
+
+    def _answers(self, path: str) -> bool:
+        return path in PATHS or (path == MODELS and self._models() is not None)
 
     async def _serve(self, request: Request, client: Front) -> None:
         match request.path:
@@ -55,8 +64,11 @@ class Own:
                 missing = self._missing()
                 body = orjson.dumps({"ready": not missing, "missing": missing or self._lacking()})
                 _answer(request, client, 503 if missing else 200, "application/json", body)
-            case _:
+            case "/metrics":
                 await self._page(request, client)
+            case _:
+                page = orjson.dumps({"object": "list", "data": self._models() or []})
+                _answer(request, client, 200, "application/json", page)
 
     async def _page(self, request: Request, client: Front) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from router.fleet.replica import State
 from tests.wire.conftest import Bench
 from tests.wire.scripted import CHAT, STREAM_HEAD, Received, answer, chunk, delta
 
@@ -222,3 +223,31 @@ async def test_a_model_of_two_replicas_is_one_entry_with_all_its_fields(bench: B
         reply = await client.reply()
         assert reply.status == 200
         assert reply.json == {"object": "list", "data": replicas[0].models}
+
+
+@pytest.mark.fault("model list")
+async def test_models_that_only_some_replicas_serve_are_in_one_list(bench: Bench) -> None:
+    base = {"id": "m", "object": "model", "root": "/m", "parent": None, "max_model_len": 4096, "permission": [{}]}
+    tuned = {"id": "tuned", "object": "model", "root": "/adapters/tuned", "parent": "m", "made_up": {"a": 1.50}}
+    other = {"id": "other", "object": "model", "root": "/o", "parent": None, "max_model_len": 512}
+    replicas = [await bench.replica() for _ in range(3)]
+    for replica, models in zip(replicas, ([base], [{**base, "root": "/m2"}, tuned], [other]), strict=True):
+        replica.models = models
+    router = await bench.router(*replicas, probe_seconds=60)
+    client = await bench.client(router)
+    for method in (b"GET", b"HEAD"):
+        client.send(method + b" /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        reply = await client.reply(head_only=method == b"HEAD")
+        assert (reply.status, reply.headers(b"content-type")) == (200, [b"application/json"])
+        if method == b"GET":
+            found = reply.json
+            assert found["object"] == "list"
+            assert {each["id"]: each for each in found["data"]} == {"m": base, "tuned": tuned, "other": other}
+    # Each of them is asked where it is served.
+    for model, serving in (("tuned", replicas[1]), ("other", replicas[2])):
+        client.post(CHAT_PATH, b'{"model":"%b","messages":[]}' % model.encode())
+        assert (await client.reply()).headers(b"x-warmroute-replica") == [serving.name.encode()]
+    # One that is lost is no longer offered.
+    router.fleet[replicas[2].name].state = State.LOST
+    client.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert {each["id"] for each in (await client.reply()).json["data"]} == {"m", "tuned"}
