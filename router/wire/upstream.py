@@ -161,6 +161,14 @@ class Upstream:
         if self.transport is not None:
             self.transport.abort()
 
+    def drop(self) -> None:
+        """Nobody waits for it any more. Where that comes about in the moment that it opens, uvloop closes the transport
+        and does not say so."""
+        if self.transport is not None:
+            self.transport.abort()
+        self._parser = None
+        self._pool.forget(self)
+
     def lost(self, why: str) -> None:
         """The replica gives no sign of life."""
         sink = self._sink or self._switched
@@ -381,17 +389,18 @@ class Pool:
     async def connect(self) -> Upstream:
         """A new connection. Raises `BrokenError` where there is none to be had, `ExhaustedError` where this process may
         not open another."""
-        where = ""
+        where, made, connection = "", False, Upstream(self)
         try:
             async with asyncio.timeout(self._connect_seconds):
                 where = await self._name.resolve()
-                _, opened = await self._loop.create_connection(
-                    cast("Callable[[], asyncio.Protocol]", self._another),
+                await self._loop.create_connection(
+                    cast("Callable[[], asyncio.Protocol]", lambda: connection),
                     where,
                     self.address.port,
                     ssl=self._tls,
                     server_hostname=self.address.host if self._tls is not None else None,
                 )
+            made = True
         except TimeoutError:
             self._name.doubt(where)
             raise BrokenError(f"no connection within {self._connect_seconds:g} s (connect_timeout_seconds)") from None
@@ -400,10 +409,10 @@ class Pool:
                 raise ExhaustedError from None
             self._name.doubt(where)
             raise BrokenError(_name(error)) from None
-        return cast("Upstream", opened)
-
-    def _another(self) -> Upstream:
-        return Upstream(self)
+        finally:
+            if not made:
+                connection.drop()
+        return connection
 
     def take_idle(self) -> Upstream | None:
         """A kept connection, if there is one that may be used again."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from router.app import Router
+from router.config import parse_url
 from router.fleet.replica import State
+from router.wire.upstream import Pool, Upstream
 from tests.wire.conftest import Bench, settings_for
 from tests.wire.scripted import (
     BODY,
@@ -227,3 +230,35 @@ async def test_stop_lets_running_answers_end_and_refuses_new_ones(bench: Bench) 
     assert await client.closed() == b""
     await within(stopping)
     await replica.stop()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_connection_that_opens_as_its_client_leaves_is_not_kept(late: bool) -> None:
+    came, ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        pool = Pool(parse_url(f"http://{host}:{port}"), connect_seconds=5, idle_seconds=5)
+
+        class Opened(set[Upstream]):
+            def add(self, connection: Upstream, /) -> None:
+                super().add(connection)
+                if late:  # in the moment after it has opened
+                    asyncio.get_running_loop().call_soon(connecting.cancel)
+                else:
+                    connecting.cancel()
+
+        opened = pool.open = Opened()
+        connecting = asyncio.create_task(pool.connect())
+        with contextlib.suppress(asyncio.CancelledError):
+            (await connecting).drop()
+        assert opened == set()
+        async with asyncio.timeout(10):
+            await came.wait()
+            await ended.wait()
