@@ -32,7 +32,12 @@ _MESSAGES: Final = re.compile(rb'"messages"[ \t\n\r]*:[ \t\n\r]*\[')
 _BETWEEN: Final = re.compile(rb"[ \t\n\r]*,?[ \t\n\r]*")
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _COMMA: Final = 0x2C
+_OPENING: Final = 0x7B
+_BRACE: Final = 0x7D
+_BRACKET: Final = 0x5D
+_BEGIN: Final = b'{"' + _OURS.encode() + b'":['
 _Spans = msgspec.defstruct("_Spans", [(_OURS, list[msgspec.Raw])])
+_SPANS: Final = msgspec.json.Decoder(_Spans)
 
 
 class State:
@@ -64,10 +69,10 @@ class Known:
 
     `end`: its length in bytes; `digest` covers those from the last mark on. `head`: the members before the messages.
     `count`: its messages, `short` these with their middle left out (turns.stand_in). `states`: where their rendering
-    stands, by all that it depends on but messages.
+    stands, by all that it depends on but messages. `weight`: bytes, about.
     """
 
-    __slots__ = ("count", "digest", "end", "head", "short", "short_bytes", "states")
+    __slots__ = ("count", "digest", "end", "head", "short", "short_bytes", "states", "weight")
 
     def __init__(
         self,
@@ -85,13 +90,17 @@ class Known:
         self.count = count
         self.short = short
         self.short_bytes = short_bytes
-        self.states = states
+        self.weight = 1000 + 2 * short_bytes
+        self.states: dict[bytes, State] = {}
+        self.stand(states)
 
-    @property
-    def weight(self) -> int:
-        """Bytes, about."""
-        rests = sum(300 + 2 * len(state.rest) for state in self.states.values())
-        return 1000 + 2 * self.short_bytes + rests
+    def stand(self, states: dict[bytes, State]) -> None:
+        """The states of its rendering, in place of those before."""
+        for state in self.states.values():
+            self.weight -= 300 + 2 * len(state.rest)
+        for state in states.values():
+            self.weight += 300 + 2 * len(state.rest)
+        self.states = states
 
 
 def marks(body: bytes) -> list[bytes]:
@@ -174,7 +183,7 @@ class Bodies:
         states = {**known.states, key: state}
         while len(states) > _MOST_STATES:
             del states[next(iter(states))]
-        known.states = states
+        known.stand(states)
         self._put(chat.marks[known.end // STEP - 1], known)
 
     def _put(self, mark: bytes, new: Known, used: Known | None = None) -> None:
@@ -186,7 +195,10 @@ class Bodies:
             elif known.end != new.end or known.digest != new.digest:
                 row.append(known)
         del row[_MOST_AT_A_MARK:]
-        self._kept.put(mark, row, sum([known.weight for known in row]))
+        weight = 0
+        for known in row:
+            weight += known.weight
+        self._kept.put(mark, row, weight)
 
 
 def split(body: bytes, known: Known) -> tuple[dict[str, Any], list[Any]] | None:
@@ -194,10 +206,9 @@ def split(body: bytes, known: Known) -> tuple[dict[str, Any], list[Any]] | None:
 
     Raises orjson.JSONDecodeError.
     """
-    between = _BETWEEN.match(body, known.end)
-    assert between is not None
-    goes_on = _COMMA in between.group()
-    members = orjson.loads(b'{"' + _OURS.encode() + b'":[' + body[between.end() :])
+    begin = _behind(_BETWEEN, body, known.end)
+    goes_on = _COMMA in body[known.end : begin]
+    members = orjson.loads(_BEGIN + body[begin:])
     messages = members.pop(_OURS, None)
     if not isinstance(messages, list) or goes_on != bool(messages) or "messages" in members:
         return None
@@ -209,13 +220,13 @@ def _ends(chat: Chat) -> tuple[int, dict[str, Any], list[int]] | None:
     told for certain."""
     body = chat.body
     if chat.known is not None:
-        head, begin = chat.known.head, _BETWEEN.match(body, chat.known.end).end()  # type: ignore[union-attr]
+        head, begin = chat.known.head, _behind(_BETWEEN, body, chat.known.end)
     elif (found := _head(body)) is not None:
         head, begin = found
     else:
         return None
     try:
-        spans = msgspec.json.decode(b'{"' + _OURS.encode() + b'":[' + body[begin:], type=_Spans)
+        spans = _SPANS.decode(_BEGIN + body[begin:])
     except msgspec.MsgspecError:
         return None
     raws: list[msgspec.Raw] = getattr(spans, _OURS)
@@ -224,13 +235,24 @@ def _ends(chat: Chat) -> tuple[int, dict[str, Any], list[int]] | None:
     sizes = [memoryview(raw).nbytes for raw in raws]
     at = begin
     for size in sizes:
-        at = _BETWEEN.match(body, at).end() + size  # type: ignore[union-attr]
-    space = _SPACE.match(body, at)
-    assert space is not None
+        at = _behind(_BETWEEN, body, at) + size
+    end = _behind(_SPACE, body, at)
     # A message is an object, so that none goes on where this one ends.
-    if body[at - 1 : at] != b"}" or body[space.end() : space.end() + 1] != b"]":
+    if body[at - 1] != _BRACE or end == len(body) or body[end] != _BRACKET:
         return None
     return at, head, sizes
+
+
+def _behind(between: re.Pattern[bytes], body: bytes, at: int) -> int:
+    """Where what stands between two messages, or behind the last one, ends. Most write a comma, or nothing."""
+    if at < len(body):
+        if body[at] == _OPENING or body[at] == _BRACKET:
+            return at
+        if body[at] == _COMMA and between is _BETWEEN and at + 1 < len(body) and body[at + 1] == _OPENING:
+            return at + 1
+    found = between.match(body, at)
+    assert found is not None
+    return found.end()
 
 
 def _head(body: bytes) -> tuple[dict[str, Any], int] | None:
