@@ -33,7 +33,8 @@ IDS_IN_PIECE: Final = 1024
 """Token ids given by a client are cut into pieces of this many."""
 
 _LINK_BYTES: Final = 400  # a Link, its Run, digest and tail
-_KEY_BYTES: Final = 48  # an int and its place in two lists
+_KEY_BYTES: Final = 40  # an int and its place in a list
+_PLACE_BYTES: Final = 8  # its place in another list
 # What a row stands on is marked as used again once so large a part of the memory was written meanwhile.
 _USED_AGAIN: Final = 64
 _LONGEST_SALT: Final = 256
@@ -44,7 +45,7 @@ class Link:
     tokens (or bytes) up to the end of this piece. `used`: how much was written (`Bounded.written`) when those that it
     stands on last counted as used."""
 
-    __slots__ = ("_keys", "blocks", "key", "length", "parent", "run", "used")
+    __slots__ = ("_gone_on", "_keys", "blocks", "key", "length", "parent", "run", "used")
 
     def __init__(self, key: bytes, parent: Link | None, run: Run, blocks: int, length: int) -> None:
         self.key = key
@@ -54,6 +55,13 @@ class Link:
         self.length = length
         self.used = 0
         self._keys: list[int] | None = None
+        self._gone_on = False
+
+    @property
+    def weight(self) -> int:
+        """Bytes, about."""
+        held = _PLACE_BYTES * len(self._keys) if self._keys is not None else 0
+        return _LINK_BYTES + _KEY_BYTES * len(self.run.keys) + held
 
     def path(self) -> list[Link]:
         """It, and what it stands on, the first piece last."""
@@ -64,20 +72,39 @@ class Link:
             link = link.parent
         return path
 
-    def take_keys(self) -> list[int]:
-        """All blocks' keys up to the end of this piece. Whoever goes on from here keeps them: a conversation needs them
-        once, at its end."""
-        keys = self._keys
-        if keys is not None:
-            self._keys = None
-            return keys
-        keys = []
-        for link in reversed(self.path()):
-            keys += link.run.keys
+    def keys(self) -> list[int]:
+        """All blocks' keys up to the end of this piece. Not to be changed."""
+        link: Link | None = self
+        behind = []
+        while link is not None and link._keys is None:
+            behind.append(link)
+            link = link.parent
+        held = link._keys if link is not None else None
+        if held is not None and not behind:
+            return held
+        keys = list(held) if held is not None else []
+        for each in reversed(behind):
+            keys += each.run.keys
         return keys
 
-    def keep_keys(self, keys: list[int]) -> None:
+    def hold(self, keys: list[int]) -> None:
+        """A row begins here, and ends."""
         self._keys = keys
+
+    def go_on(self, keys: list[int], last: Link, whole: list[int]) -> bool:
+        """A row goes on from here, where it has these keys, to `last`, where it has the `whole`. A conversation holds
+        its keys once, at its end; only where a second one parts from it are they held, too. Returns whether what it
+        weighs has changed."""
+        if not self._gone_on:
+            self._gone_on = True
+            last._keys = whole
+            changed = self._keys is not None
+            self._keys = None
+            return changed
+        if self._keys is None:
+            self._keys = keys
+            return True
+        return False
 
 
 class Memo:
@@ -184,7 +211,8 @@ class Row:
             link = links.get(view + self.base)
             if link is None:
                 return self._again().chain(hasher, block_size, extra)
-        last, added = link, []
+        last = link
+        added: list[Link] = []
         new: list[int] = []
         behind: list[int] = []  # of the last piece, if it is not kept
         run, blocks, length = (link.run, link.blocks, link.length) if link is not None else (None, 0, 0)
@@ -197,28 +225,37 @@ class Row:
             length += len(units)
             if i < kept:
                 last = Link(view + sums[i], last, run, blocks, length)
-                added.append((last.key, last, _LINK_BYTES + _KEY_BYTES * len(run.keys)))
+                added.append(last)
                 new += run.keys
             else:
                 behind = run.keys
         assert run is not None
-        keys = link.take_keys() if link is not None else []
-        keys = keys + new if new else keys
-        if last is not None:
-            last.keep_keys(keys)
-            self._keep(link, last, added)
         self._length = length
+        keys = link.keys() if link is not None else []
+        if last is not None:
+            if last is not link:
+                whole = keys + new
+                if link is None:
+                    last.hold(whole)
+                elif link.go_on(keys, last, whole):
+                    added.insert(0, link)
+                keys = whole
+            self._keep(link, last, added)
         return Chain(keys + behind if behind else keys, run, block_size, length, hasher, extra)
 
-    def _keep(self, link: Link | None, last: Link, added: list[tuple[bytes, Link, int]]) -> None:
+    def _keep(self, link: Link | None, last: Link, added: list[Link]) -> None:
         """Keep the links that were added to `link`, of which the deepest is `last`."""
         links = self._memo.links
         last.used = link.used if link is not None else links.written
-        stale = links.written - last.used > links.limit // _USED_AGAIN
-        if stale:
+        # A piece goes before what it follows, or soon behind it, so whoever is kept has all that it stands on.
+        if links.written - last.used > links.limit // _USED_AGAIN:
             last.used = links.written
-        # A piece goes before what it follows, so whoever is kept has all that it stands on.
-        links.put_all(reversed(added), [each.key for each in last.path()] if stale else ())
+            path = [each.key for each in last.path()]
+        elif added:
+            path = []
+        else:
+            return
+        links.put_all([(each.key, each, each.weight) for each in reversed(added)], path)
 
     def _units(self, first: int) -> list[Units]:
         """What the pieces from `first` on are for the hasher."""

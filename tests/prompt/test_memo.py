@@ -290,21 +290,34 @@ def test_all_keys_are_held_once_at_the_end_of_each_conversation() -> None:
     counting = Counting("chatml")
     scratch = Counting("chatml", limit=0)
 
-    def held() -> int:
+    def held() -> list[int]:
         links = [link for link, _ in counting.memo.links._entries.values()]
-        return sum(len(link._keys) for link in links if link._keys is not None)
+        assert counting.memo.links.held == sum(link.weight + ENTRY_BYTES for link in links)
+        return [len(link._keys) for link in links if link._keys is not None]
+
+    def read(*messages: Any) -> int:
+        _, keys = counting.read(*messages)
+        assert keys == scratch.read(*messages)[1]
+        return len(keys)
 
     for turns in range(2, 9, 2):
-        _, keys = counting.read(*LONG[:turns])
-        assert keys == scratch.read(*LONG[:turns])[1]
-        assert len(keys) - 2 <= held() <= len(keys)
-    # Others part from it midway, and it goes on itself.
-    for other in ("one", "two", "one"):
-        branch = [*LONG[:4], said("user", f"{other} " * 100)]
-        assert counting.read(*branch)[1] == scratch.read(*branch)[1]
-    assert counting.read(*LONG)[1] == scratch.read(*LONG)[1]
-    longer = [*LONG, said("user", "three " * 100)]
-    assert counting.read(*longer)[1] == scratch.read(*longer)[1]
+        whole = read(*LONG[:turns])
+        assert len(held()) == 1
+        assert whole - 2 <= held()[0] <= whole
+    # Others part from it midway: what they part from is held, too, and not what each of them adds.
+    for other in range(20):
+        part = read(*LONG[:4], said("user", f"{other} " * 100))
+        assert len(held()) <= 2
+    assert min(held()) < part < max(held())
+    # One of them goes on: by itself, it is a conversation as the first one.
+    branch = [*LONG[:4], said("user", "7 " * 100)]
+    for _ in range(4):
+        branch += [said("assistant", "yes " * 40), said("user", "no " * 40)]
+        read(*branch)
+        assert len(held()) == 3
+    read(*LONG)
+    read(*LONG, said("user", "three " * 100))
+    assert len(held()) == 3
 
 
 def test_what_a_conversation_stands_on_stays_as_long_as_it_goes_on() -> None:
@@ -326,3 +339,17 @@ def test_what_a_conversation_stands_on_stays_as_long_as_it_goes_on() -> None:
     assert len(path) > 20
     assert [link for link in path if link.key not in links._entries] == []
     assert [key for link in reversed(path) for key in link.run.keys][: len(first) - 2] == first[:-2]
+
+
+def test_what_a_prompt_stands_on_stays_as_long_as_it_is_sent_again() -> None:
+    counting = Counting("chatml", limit=1 << 20)
+    links = counting.memo.links
+    counting.read(*LONG)
+    others = 0
+    while links.written <= 8 * links.limit:
+        counting.read(said("user", f"{others} " + "other " * 500))
+        counting.read(*LONG)
+        others += 1
+    deepest = max((link for link, _ in links._entries.values()), key=lambda link: link.length)
+    assert len(deepest.path()) >= 8
+    assert [link for link in deepest.path() if link.key not in links._entries] == []
