@@ -19,7 +19,7 @@ from router.prompt.turns import stand_in
 if TYPE_CHECKING:
     from router.prompt.cache import Bounded
 
-STEP: Final = 4096
+STEP: Final = 8192
 """Bytes between two digests of a body."""
 
 _MOST_AT_A_MARK: Final = 8

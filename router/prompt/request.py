@@ -52,7 +52,7 @@ _ROUTED: Final = msgspec.json.Decoder(
 _CARRIED: Final = 4  # how deep carriers may lie in one another; an engine unfolds two
 
 # A shorter body is parsed and rendered whole as fast as its beginning is looked up.
-_LEAST_KNOWN: Final = 4 * STEP
+_LEAST_KNOWN: Final = 2 * STEP
 # Beyond this a digest of the body would take too long for where it is made, on the event loop.
 _MOST_KNOWN: Final = 8 * 1024 * 1024
 

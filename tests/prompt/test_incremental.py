@@ -208,7 +208,7 @@ def conversations(draw: st.DrawFn, wild: bool = True) -> list[tuple[str, bytes]]
     # Bodies of one STEP and more are remembered.
     first = {
         "role": draw(st.sampled_from(ROLES)),
-        "content": draw(texts) + "long " * draw(st.sampled_from([800, 1700])),
+        "content": draw(texts) + "long " * draw(st.sampled_from([1600, 3400])),
     }
     chat: list[Any] = [first, *draw(st.lists(any_message, max_size=9))]
     template = draw(templates if wild else tame_templates)
