@@ -87,24 +87,20 @@ class Link:
             keys += each.run.keys
         return keys
 
-    def hold(self, keys: list[int]) -> None:
-        """A row begins here, and ends."""
+    def hold(self, keys: list[int]) -> bool:
+        """Hold these keys, which are its own. Returns whether it did not yet."""
+        anew = self._keys is None
         self._keys = keys
+        return anew
 
-    def go_on(self, keys: list[int], last: Link, whole: list[int]) -> bool:
-        """A row goes on from here, where it has these keys, to `last`, where it has the `whole`. A conversation holds
-        its keys once, at its end; only where a second one parts from it are they held, too. Returns whether what it
-        weighs has changed."""
-        if not self._gone_on:
+    def hand_down(self) -> bool:
+        """A row goes on from here. A conversation holds its keys once, at its end; only where a second one parts from
+        it are they held, too. Returns whether this is the first one."""
+        first = not self._gone_on
+        if first:
             self._gone_on = True
-            last._keys = whole
-            changed = self._keys is not None
             self._keys = None
-            return changed
-        if self._keys is None:
-            self._keys = keys
-            return True
-        return False
+        return first
 
 
 class Memo:
@@ -234,14 +230,18 @@ class Row:
         keys = link.keys() if link is not None else []
         if last is not None:
             if last is not link:
-                whole = keys + new
-                if link is None:
-                    last.hold(whole)
-                elif link.go_on(keys, last, whole):
-                    added.insert(0, link)
-                keys = whole
+                if link is None or link.hand_down():
+                    keys = keys + new
+                    new = []
+                    last.hold(keys)
+                    weighs = link  # less than before
+                else:
+                    weighs = link if link.hold(keys) else None
+                if weighs is not None:
+                    added.insert(0, weighs)
             self._keep(link, last, added)
-        return Chain(keys + behind if behind else keys, run, block_size, length, hasher, extra)
+        more = new + behind
+        return Chain(keys + more if more else keys, run, block_size, length, hasher, extra)
 
     def _keep(self, link: Link | None, last: Link, added: list[Link]) -> None:
         """Keep the links that were added to `link`, of which the deepest is `last`."""
