@@ -12,11 +12,10 @@ from typing import Any, Final
 import orjson
 
 _DATA: Final = b"data: "
+# How an event ends that engines send as a piece of its own.
+_END: Final = b"\n\n"
 # What its text is called, in a chat's event and in a completion's.
 _NAMES: Final = (("content", b'"content":"'), ("text", b'"text":"'))
-# As numbers: to look for bytes in bytes raises and drops an exception first.
-_QUOTE: Final = 0x22
-_ESCAPE: Final = 0x5C
 # The inside of a string of JSON.
 _INSIDE: Final = re.compile(rb'(?:[^"\\]|\\.)*')
 
@@ -24,25 +23,29 @@ _INSIDE: Final = re.compile(rb'(?:[^"\\]|\\.)*')
 class Likeness:
     """What stands before and behind the text in the line of an event that adds but text."""
 
-    __slots__ = ("_after", "_before", "_least")
+    __slots__ = ("_after", "_before", "_whole_after")
 
     def __init__(self, before: bytes, after: bytes) -> None:
+        """The text's quotes are of both."""
         self._before = before
         self._after = after
-        self._least = len(before) + len(after)
+        self._whole_after = after + _END
 
     def text(self, line: bytes) -> str | None:
         """The text of an event that is alike in all else; None of any other, and of what is no JSON."""
-        if len(line) < self._least or not line.startswith(self._before) or not line.endswith(self._after):
+        return self._between(line, self._after)
+
+    def text_of(self, piece: bytes) -> str | None:
+        """Likewise, of a piece of a stream that is one event and the end of it."""
+        return self._between(piece, self._whole_after)
+
+    def _between(self, data: bytes, after: bytes) -> str | None:
+        begin, end = len(self._before) - 1, len(data) - len(after) + 1
+        if end - begin < 2 or not data.startswith(self._before) or not data.endswith(after):
             return None
-        inside = line[len(self._before) : len(line) - len(self._after)]
         try:
-            if _QUOTE not in inside and _ESCAPE not in inside:
-                text = inside.decode()
-                if text.isprintable():
-                    return text
-            value: Any = orjson.loads(b'"%b"' % inside)
-        except (UnicodeDecodeError, orjson.JSONDecodeError):
+            value: Any = orjson.loads(data[begin:end])
+        except orjson.JSONDecodeError:
             return None
         return value if isinstance(value, str) else None
 

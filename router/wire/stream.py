@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -20,7 +21,8 @@ USAGE_BYTES: Final = 1024
 # An answer's text beyond this is no longer gathered: its blocks will not be known to the index.
 MAX_TEXT_CHARS: Final = 1024 * 1024
 MAX_TOKEN_IDS: Final = 128 * 1024
-# A stream's events are read so many at a time: one by one each would cost twice as much. The rest is read at its end.
+# A stream's events, save those that are like one before, are read so many at a time: one by one each would cost twice
+# as much. The rest is read at its end.
 PIECES_AT_ONCE: Final = 16
 BYTES_AT_ONCE: Final = 16 * 1024
 # Of so many events that were read together the last one shows what they have in common; so often that is looked for.
@@ -35,6 +37,8 @@ MAX_OPENING_BYTES: Final = 64 * 1024
 DONE: Final = b"data: [DONE]\n\n"
 ERROR_EVENT: Final = b'data: {"error"'
 """How vLLM begins an event that says, within an answer, that the engine failed."""
+# As a number: to look for bytes in bytes raises and drops an exception first.
+_LINE_END: Final = 0x0A
 
 
 def failed_at(piece: bytes) -> int:
@@ -42,8 +46,7 @@ def failed_at(piece: bytes) -> int:
     at = 0
     if not piece.startswith(ERROR_EVENT):
         # Most pieces are one event: nothing stands behind the first line but its end.
-        line_end = piece.find(b"\n")
-        at = -1 if line_end < 0 or line_end >= len(piece) - 2 else piece.find(b"\n" + ERROR_EVENT) + 1
+        at = piece.find(b"\n" + ERROR_EVENT) + 1 if _LINE_END in piece[:-2] else -1
         if at <= 0:
             return -1
     try:
@@ -240,9 +243,15 @@ def _begun_count(data: bytes) -> int:
     return quote if quote >= 0 and _CACHED_NAME.startswith(data[quote:]) else len(data)
 
 
-class Watch(Protocol):
+class Watch(ABC):
+    """Reads an answer as it passes."""
+
+    __slots__ = ()
+
+    @abstractmethod
     def feed(self, piece: bytes) -> None: ...
 
+    @abstractmethod
     def answer(self) -> Answer:
         """What is known by now."""
 
@@ -311,7 +320,7 @@ def _only_text(items: object, kind: str) -> str | None:
     return text if whole else None
 
 
-class EventWatch:
+class EventWatch(Watch):
     """Reads a `text/event-stream` answer of a route that generates text, split anywhere."""
 
     __slots__ = (
@@ -358,10 +367,20 @@ class EventWatch:
         self._tries = LIKENESSES
 
     def feed(self, piece: bytes) -> None:
+        known = self._likeness
+        if known is not None and (text := known.text_of(piece)) is not None and self._between_lines():
+            self._events += 1
+            self._piece(text)
+            return
         self._fresh.append(piece)
         self._fresh_bytes += len(piece)
         if len(self._fresh) >= PIECES_AT_ONCE or self._fresh_bytes >= BYTES_AT_ONCE:
             self._read()
+
+    def _between_lines(self) -> bool:
+        """Whether a line begins with what comes next. All that came before is read then."""
+        self._read()
+        return self._rest is None and not self._skipping
 
     def _read(self) -> None:
         """Read what has come since the last time."""
@@ -554,7 +573,7 @@ class EventWatch:
         )
 
 
-class JsonWatch:
+class JsonWatch(Watch):
     """Reads a whole JSON answer of a route that generates text, once it is there."""
 
     __slots__ = (
@@ -613,7 +632,7 @@ class JsonWatch:
         return answer
 
 
-class UsageWatch:
+class UsageWatch(Watch):
     """Reads but the usage, at the end of a whole JSON answer: the rest is vectors, perhaps megabytes of them."""
 
     __slots__ = ("_tail",)

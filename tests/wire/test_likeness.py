@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -119,6 +120,33 @@ def test_a_stream_is_read_as_it_would_be_event_by_event(parts: list[tuple[bytes,
     assert watch.said() == plain.said()
     assert watch.answer() == plain.answer()
     assert (watch._events, watch._opaque, watch._text) == (plain._events, plain._opaque, plain._text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(EVENTS, st.integers(1, 12)), max_size=12), st.data())
+def test_it_is_read_so_wherever_its_pieces_end(parts: list[tuple[bytes, int]], data: st.DataObject) -> None:
+    """Behind part of a line, what looks like an event is the rest of that line."""
+    stream = b"".join([(event + b"\n\n") * times for event, times in parts])
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
+    # Most pieces are whole events, as engines send them.
+    ends = [at + 2 for at in range(len(stream)) if stream[at : at + 2] == b"\n\n"]
+    places = sorted({0, *cuts, *[end for end in ends if data.draw(st.integers(0, 9))], len(stream)})
+    watch, plain = EventWatch(), EventWatch()
+    plain._tries = 0
+    for begin, end in itertools.pairwise(places):
+        watch.feed(stream[begin:end])
+    plain.feed(stream)
+    assert watch.whole == plain.whole
+    assert watch.said() == plain.said()
+    assert watch.answer() == plain.answer()
+
+
+def test_a_piece_that_is_one_event_is_read_as_it_comes() -> None:
+    known = likeness(line(CHAT), CHAT)
+    assert known is not None
+    assert known.text_of(line(CHAT, "word") + b"\n\n") == "word"
+    for piece in (line(CHAT), line(CHAT) + b"\n", line(CHAT) + b"\n\n" + line(CHAT, "b") + b"\n\n", b"\n\n"):
+        assert known.text_of(piece) is None
 
 
 def test_a_long_stream_is_read_by_likeness() -> None:
