@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from router.leg import Way
 from router.wire.attempts import Ending, Outcome, Patience
 from router.wire.http import Headers, Request
 
@@ -42,8 +43,8 @@ class Rules:
     replica_headers: Headers
 
 
-class Course:
-    """One request on its way: what is sent, what was tried, what came of it. To each of its legs it is a `Way`."""
+class Course(Way):
+    """One request on its way: what is sent, what was tried, what came of it."""
 
     __slots__ = (
         "body",

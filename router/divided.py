@@ -24,7 +24,7 @@ import orjson
 from router.evidence import Evidence
 from router.handoff.bodies import decode_body, prefill_body
 from router.handoff.connector import Handed, WrongParametersError
-from router.leg import RANK_HEADER
+from router.leg import RANK_HEADER, Way
 from router.wire.attempts import SHOWN, Attempt, Ending, Outcome, Patience
 from router.wire.gather import Gathered, gather
 from router.wire.http import crossing
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from router.handoff.connector import Parameters
     from router.handoff.connectors import Connectors
     from router.learning import Learning
-    from router.leg import Leg, Way
+    from router.leg import Leg
     from router.prompt.request import Ask
     from router.reading import Prompt, Reading
     from router.telemetry import Telemetry
@@ -239,8 +239,10 @@ class HandOver:
         return outcome
 
 
-class _SecondLeg:
+class _SecondLeg(Way):
     """The way of the leg that answers: what it dislikes goes back to the first."""
+
+    __slots__ = ("_way",)
 
     def __init__(self, way: Way) -> None:
         self._way = way

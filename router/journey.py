@@ -145,7 +145,7 @@ class Journey(Steps):
         passage.begin()
         return passage
 
-    def begin(self, passage: Passage, answered: Callable[[], None]) -> bool:
+    def begin(self, passage: Passage) -> bool:
         request = passage.request
         if self.tracer is not None:
             passage.span = self.tracer.begin(request)
@@ -153,12 +153,16 @@ class Journey(Steps):
         if not self._fleet.serves:
             return False
         course = passage.course = self._begin_at_once(passage)
-        if course is None or self._shared is not None or (leg := self._next(passage, course, None)) is None:
+        if course is None or self._shared is not None:
+            return False
+        now = self._clock()
+        leg = self._next(passage, course, None, now)
+        if leg is None:
             return False
         attempt = leg.attempt
         if attempt is None or request.upgrade:
             return False
-        return attempt.start(self._pools[leg.placement.replica.name], course.body, answered)
+        return attempt.start(self._pools[leg.placement.replica.name], course.body, passage, now)
 
     async def go_on(self, passage: Passage) -> None:
         passage.told = await self._rest(passage)
@@ -175,7 +179,7 @@ class Journey(Steps):
             leg = passage.leg
             if leg is None:
                 outside = await self._others(course) if self._shared is not None else None
-                if (leg := self._next(passage, course, outside)) is None:
+                if (leg := self._next(passage, course, outside, self._clock())) is None:
                     break
             passage.leg = None
             if (told := await self._arrive(course, leg)) is not None:
@@ -191,19 +195,18 @@ class Journey(Steps):
         if leg.attempt is not None:
             leg.attempt.leave()
         self._left(course, leg)
-        self.over(leg)
+        self.over(leg, self._clock())
 
-    def finish(self, passage: Passage) -> None:
+    def finish(self, passage: Passage, now: float) -> None:
         request, client, course = passage.request, passage.client, passage.course
         ending, status = ("left", 0) if passage.cancelled else passage.told or ("failed", 500)
-        ended = self._clock()
         self._telemetry.request(ending, status)
-        self._telemetry.duration.observe(ended - passage.began)
+        self._telemetry.duration.observe(now - passage.began)
         self._telemetry.received_bytes.inc(len(request.body))
         self._telemetry.sent_bytes.inc(client.sent)
         if passage.span is None and self.access is None:
             return
-        trail = Trail(passage.legs, passage.began, ended, ending, status)
+        trail = Trail(passage.legs, passage.began, now, ending, status)
         if course is not None:
             trail.model, trail.stream, trail.tried = course.prompt.ask.model, course.prompt.ask.stream, course.tried
         if self.access is not None:
@@ -216,8 +219,9 @@ class Journey(Steps):
         if not request.id:
             self._number += 1
             request.id = b"%b%d" % (self._ids, self._number)
-            request.add([(b"X-Request-Id", request.id)])
-        request.add(self.rules.replica_headers)
+            request.lines = b"%bX-Request-Id: %b\r\n" % (request.lines, request.id)
+        if self.rules.replica_headers:
+            request.add(self.rules.replica_headers)
 
     def _begin_at_once(self, passage: Passage) -> Course | None:
         """Read a request as most are; None where that takes long, or its body has to be changed."""
@@ -231,7 +235,8 @@ class Journey(Steps):
                 return None
         else:
             ask = Ask()
-        return self._course(request, passage.client, self._reading.prompt(ask, path, len(body)), body)
+        prompt = self._reading.prompt(ask, path, len(body))
+        return self._course(request, passage.client, prompt, body, passage.began)
 
     async def _begin_aside(self, passage: Passage) -> Course:
         """Read any other request, in a thread where it is long."""
@@ -243,9 +248,9 @@ class Journey(Steps):
             # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
             body = await self._reading.aside(len(body), lambda: without_hand_off(request.body))
         prompt = await self._reading.aside(size, lambda: self._reading.prompt(ask, path, len(body)))
-        return self._course(request, passage.client, prompt, body)
+        return self._course(request, passage.client, prompt, body, self._clock())
 
-    def _course(self, request: Request, client: Front, prompt: Prompt, body: bytes) -> Course:
+    def _course(self, request: Request, client: Front, prompt: Prompt, body: bytes, now: float) -> Course:
         rules, rank = self.rules, asked_rank(request)
         return Course(
             request,
@@ -253,7 +258,7 @@ class Journey(Steps):
             body,
             prompt,
             self,
-            deadline=self._clock() + rules.patience.first_byte,
+            deadline=now + rules.patience.first_byte,
             rules=rules,
             evidence=Evidence(self._clock),
             rank=rank,
@@ -265,17 +270,17 @@ class Journey(Steps):
         asked = [*self.candidates(course.prompt.ask.model, course.tried), *_computing(course.hand_over)]
         return await self._outside(course.prompt, asked)
 
-    def _next(self, passage: Passage, course: Course, outside: Outside | None) -> Leg | None:
+    def _next(self, passage: Passage, course: Course, outside: Outside | None, now: float) -> Leg | None:
         """Choose where it goes next, and book it there; None where there is nowhere left."""
-        replicas = self.candidates(course.prompt.ask.model, course.tried)
+        replicas = self._candidates(course.prompt.ask.model, course.tried, now)
         if not replicas:
             return None
-        leg = self._choose(course.prompt, replicas, _computing(course.hand_over), course.rank, outside)
+        leg = self._choose(course.prompt, replicas, _computing(course.hand_over), course.rank, outside, now)
         passage.leg = leg
         if not passage.legs:
             self._telemetry.decision.observe(perf_counter() - passage.came)
         passage.legs.append(leg)
-        self._depart(course, leg)
+        self._depart(course, leg, now)
         return leg
 
     def _give_up(self, course: Course) -> tuple[str, int]:
@@ -291,7 +296,7 @@ class Journey(Steps):
             return self._refuse(client, errors.first_byte_timeout(tried[-1], course.rules.patience.first_byte))
         return self._refuse(client, errors.unreachable(tried, last.why))
 
-    def _depart(self, course: Course, leg: Leg) -> None:
+    def _depart(self, course: Course, leg: Leg, now: float) -> None:
         """Make it ready to be sent there."""
         request, replica = course.request, leg.placement.replica
         course.tried.append(replica.name)
@@ -302,15 +307,16 @@ class Journey(Steps):
         leg.tells_its_end = request.path.endswith("/completions")
         leg.vectors = request.path.endswith("/embeddings")
         if course.hand_over is None or leg.split is None:
-            leg.attempt = self._attempt(course, leg)
+            leg.attempt = self._attempt(course, leg, now)
 
-    def _patience(self, course: Course) -> Patience:
+    @staticmethod
+    def _patience(course: Course, now: float) -> Patience:
         usual = course.rules.patience
-        return Patience(max(0.001, course.deadline - self._clock()), usual.idle, usual.keep_alive)
+        return Patience(max(0.001, course.deadline - now), usual.idle, usual.keep_alive)
 
-    def _attempt(self, course: Course, leg: Leg) -> Attempt:
+    def _attempt(self, course: Course, leg: Leg, now: float) -> Attempt:
         """What sends it there and passes the answer back."""
-        client, request, patience, added = course.client, course.request, self._patience(course), leg.added()
+        client, request, patience, added = course.client, course.request, self._patience(course, now), leg.added()
         if course.resumption is not None:
             return course.resumption.attempt(client, request, leg, patience, added)
         if request.upgrade:
@@ -326,7 +332,7 @@ class Journey(Steps):
                 last = await attempt.run(self._pools[replica.name], course.body)
             else:
                 assert hand_over is not None
-                last = await hand_over.run(course.client, leg, self._patience(course), leg.added())
+                last = await hand_over.run(course.client, leg, self._patience(course, self._clock()), leg.added())
                 attempt = leg.attempt
         except FellBackError:
             # Nothing is known against this replica, and the client has seen nothing: it goes on otherwise.
@@ -341,7 +347,7 @@ class Journey(Steps):
             course.evidence.left(replica)
             raise
         finally:
-            self.over(leg)
+            self.over(leg, self._clock())
         if last.ending != Ending.CUT:
             return self.judge(course, leg, last)
         self._heard(course, leg, last)
@@ -352,10 +358,10 @@ class Journey(Steps):
         course.evidence.left(leg.placement.replica)
         self._dispatch.left(self._clock(), leg.placement)
 
-    def over(self, leg: Leg) -> None:
+    def over(self, leg: Leg, now: float) -> None:
         # Each knows the other: left so, only the garbage collector would free them.
         leg.attempt = leg.way = None
-        self._dispatch.end(self._clock(), leg.placement)
+        self._dispatch.end(now, leg.placement)
         self._load_changed()
 
     def _heard(self, course: Course, leg: Leg, last: Outcome) -> None:
@@ -473,7 +479,9 @@ class Journey(Steps):
     def candidates(self, model: str | None, tried: Iterable[str]) -> list[Replica]:
         """Replicas that may be asked next: never one that was, none whose breaker is open; those that just failed only
         where there is no other."""
-        now = self._clock()
+        return self._candidates(model, tried, self._clock())
+
+    def _candidates(self, model: str | None, tried: Iterable[str], now: float) -> list[Replica]:
         left = self._admitted(self._fleet.able(model), tried, now)
         if not left and self._fleet.divided:
             left = self._admitted(self._fleet.computing(model), tried, now)
@@ -522,12 +530,13 @@ class Journey(Steps):
         computing: list[Replica],
         rank: int | None,
         outside: Outside | None,
+        now: float,
     ) -> Leg:
         """Decide and book. `computing`: replicas that may compute the prompt for one of `replicas`."""
         split = None
         if both := _both(replicas, computing):
             split = self._dispatch.place_split(
-                self._clock(),
+                now,
                 both,
                 self._chains(prompt, both),
                 prompt.tokens,
@@ -544,7 +553,7 @@ class Journey(Steps):
             split = None if split.prefill is None else split
         else:
             placement = self._dispatch.place(
-                self._clock(),
+                now,
                 replicas,
                 self._chains(prompt, replicas),
                 prompt.tokens,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final
 
+from router.wire.attempts import Observer
 from router.wire.stream import Answer, EventWatch, FirstEvent, JsonWatch, Opening, Said, UsageWatch, Verdict, Watch
 
 if TYPE_CHECKING:
@@ -25,21 +27,26 @@ def asked_rank(request: Request) -> int | None:
     return int(value) if value and value.isdigit() and len(value) < 6 else None
 
 
-class Way(Protocol):
+class Way(ABC):
     """The request's whole way, as far as a leg of it asks or tells."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def may_retry(self, status: int) -> bool:
         """Whether an answer of this status is dropped because another replica will be asked."""
 
+    @abstractmethod
     def may_move(self) -> bool:
         """Whether a replica that is alive could be asked instead."""
 
+    @abstractmethod
     def sound(self, replica: Replica) -> None:
         """An answer has begun that blames nobody but perhaps the client."""
 
 
-class Leg:
-    """One request at one replica, as the wire sees it (an `Observer`): what to add to its answer, what that says."""
+class Leg(Observer):
+    """One request at one replica, as the wire sees it: what to add to its answer, what that says."""
 
     __slots__ = (
         "_answer",
@@ -118,7 +125,7 @@ class Leg:
     def whole(self) -> bool:
         return not self.tells_its_end or not isinstance(self._watch, EventWatch) or self._watch.whole
 
-    def answering(self, head: Head, now: float) -> Headers:
+    def answering(self, head: Head, now: float) -> bytes:
         replica = self.placement.replica
         replica.heard_at = now
         if head.status < 500 and self.way is not None:
@@ -132,21 +139,19 @@ class Leg:
                 self._watch = EventWatch()
             elif head.kind.startswith(b"application/json"):
                 self._watch = UsageWatch() if self.vectors else JsonWatch()
-        shown: Headers = []
         if self.split is not None:
             # What the engines know it by may be another name.
             head.drop_id()
+        shown = b""
         if self.request_id and not head.tells_id:
-            shown.append((b"X-Request-Id", self.request_id))
+            shown = b"X-Request-Id: %b\r\n" % self.request_id
         if not self._show_choice:
             return shown
-        shown += [
-            (b"x-warmroute-replica", replica.name.encode("latin-1")),
-            (b"x-warmroute-predicted-tokens", b"%d" % self.prefilled.hit),
-        ]
-        if self.prefilled is not self.placement:
-            shown.append((b"x-warmroute-prefill", self.prefilled.replica.name.encode("latin-1")))
-        return shown
+        name, prefilled = replica.name.encode("latin-1"), self.prefilled
+        shown = b"%bx-warmroute-replica: %b\r\nx-warmroute-predicted-tokens: %d\r\n" % (shown, name, prefilled.hit)
+        if prefilled is self.placement:
+            return shown
+        return b"%bx-warmroute-prefill: %b\r\n" % (shown, prefilled.replica.name.encode("latin-1"))
 
     @property
     def prefilled(self) -> Placement:

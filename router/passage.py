@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -31,9 +30,9 @@ class Steps(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def begin(self, passage: Passage, answered: Callable[[], None]) -> bool:
-        """Go as far as nothing has to be waited for. Whether it is on its way: then `answered` is told of its answer.
-        Else `go_on` does the rest."""
+    def begin(self, passage: Passage) -> bool:
+        """Go as far as nothing has to be waited for. Whether it is on its way: then its `answered` is told of its
+        answer. Else `go_on` does the rest."""
 
     @abstractmethod
     def go_on(self, passage: Passage) -> Coroutine[Any, Any, None]:
@@ -44,7 +43,7 @@ class Steps(ABC):
         """The client left while a replica was at work on its answer."""
 
     @abstractmethod
-    def over(self, leg: Leg) -> None:
+    def over(self, leg: Leg, now: float) -> None:
         """It is over at this replica."""
 
     @abstractmethod
@@ -52,7 +51,7 @@ class Steps(ABC):
         """What follows from how it ended at a replica. None: another one may be asked; else how the request ended."""
 
     @abstractmethod
-    def finish(self, passage: Passage) -> None:
+    def finish(self, passage: Passage, now: float) -> None:
         """It is over: count it, and tell of it."""
 
 
@@ -81,7 +80,7 @@ class Passage(Task):
     def __init__(self, steps: Steps, request: Request, client: Front, ended: Callable[[Task], None]) -> None:
         super().__init__()
         self._steps = steps
-        self._loop = asyncio.get_running_loop()
+        self._loop = client.loop
         self._ended = ended
         self._errand: Errand | None = None
         self.request = request
@@ -104,7 +103,7 @@ class Passage(Task):
 
     def begin(self) -> None:
         try:
-            on_its_way = self._steps.begin(self, self._answered)
+            on_its_way = self._steps.begin(self)
         except Exception as error:
             self.error = error
             if self.leg is not None:
@@ -125,8 +124,7 @@ class Passage(Task):
         self._loop.call_soon(self._finish)
         return True
 
-    def _answered(self) -> None:
-        """The replica's answer, or what became of it, is there."""
+    def answered(self) -> None:
         course, leg = self.course, self.leg
         if self.cancelled or course is None or leg is None or leg.attempt is None:
             return
@@ -135,12 +133,13 @@ class Passage(Task):
             self._go_on()
             return
         leg.attempt.leave()
+        now = self._loop.time()
         try:
-            self._steps.over(leg)
+            self._steps.over(leg, now)
             self.told = self._steps.judge(course, leg, outcome)
         except Exception as error:
             self.error = error
-        self._finish()
+        self._end(now)
 
     def _go_on(self) -> None:
         self._errand = Errand(self._loop, self._steps.go_on(self), self._gone)
@@ -154,9 +153,12 @@ class Passage(Task):
         self._finish()
 
     def _finish(self) -> None:
+        self._end(self._loop.time())
+
+    def _end(self, now: float) -> None:
         self.leg = None
         try:
-            self._steps.finish(self)
+            self._steps.finish(self, now)
         except Exception as error:
             self.error = self.error or error
         self._ended(self)

@@ -158,7 +158,8 @@ class Reading:
 
     def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> Prompt:
         prompt.unread = why
-        prompt.prompts, prompt.views = [], []
+        if prompt.reader is not None:
+            prompt.prompts, prompt.views = [], []
         tokens = body_bytes // BODY_BYTES_PER_TOKEN
         prompt.tokens = [tokens if tokens <= ANY_MODELS_TOKENS else min(tokens, self._longest(prompt.ask.model))]
         return prompt

@@ -38,7 +38,11 @@ class Alarms:
 
     def after(self, seconds: float, timed: Timed) -> Alarm:
         """Call it `seconds` from now, or before."""
-        tick = math.ceil((self._loop.time() + min(seconds, MOST_SECONDS)) / TICK_SECONDS)
+        return self.since(self._loop.time(), seconds, timed)
+
+    def since(self, now: float, seconds: float, timed: Timed) -> Alarm:
+        """Likewise, where the time is known."""
+        tick = math.ceil((now + min(seconds, MOST_SECONDS)) / TICK_SECONDS)
         alarm = self._set.get(tick)
         if alarm is None:
             alarm = self._set[tick] = set()

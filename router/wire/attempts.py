@@ -6,7 +6,6 @@ only honest answers are the replica's own bytes, an error event, or a broken con
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from router.wire import errors
@@ -15,9 +14,10 @@ from router.wire.stream import DONE, Verdict, failed_at
 from router.wire.upstream import BrokenError, ExhaustedError, Pool, Sink, Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
 
     from router.wire.alarms import Alarm
+    from router.wire.errand import Task
     from router.wire.front import Front
 
 
@@ -57,23 +57,31 @@ class Outcome:
         """The replica had the whole request, so that its failure may be the request's doing."""
 
 
-class Observer(Protocol):
-    """What the journey wants to know while bytes flow. Calls come from inside the read callback: be quick."""
+class Observer:
+    """What the journey wants to know while bytes flow. Calls come from inside the read callback: be quick. This one
+    wants to know nothing, and tries nothing again."""
 
-    def retries(self, status: int) -> bool:
+    __slots__ = ()
+
+    def retries(self, _status: int) -> bool:
         """Whether an answer of this status is dropped because another replica will be asked."""
+        return False
 
     def elsewhere(self) -> bool:
         """Whether another replica could be asked instead."""
+        return False
 
     def resumes(self) -> bool:
         """Whether an answer that breaks off may go on at another replica."""
+        return False
 
     def whole(self) -> bool:
         """Whether a stream that has ended as HTTP also says of itself that it is all."""
+        return True
 
-    def answering(self, head: Head, now: float) -> Headers:
-        """The answer's head is here and will be passed on; returns the headers to add to it. `now`: by the loop."""
+    def answering(self, _head: Head, _now: float) -> bytes:
+        """The answer's head is here and will be passed on; returns the lines to add to it. `_now`: by the loop."""
+        return b""
 
     def feed(self, piece: bytes, now: float) -> None:
         """A piece of the answer's body, in order; likewise."""
@@ -132,8 +140,8 @@ class Attempt(Sink):
         "_request",
         "_silent",
         "_status",
-        "_tail",
         "_waiting",
+        "between_events",
     )
 
     def __init__(
@@ -155,30 +163,31 @@ class Attempt(Sink):
         self._edit = edit
         self._observer = observer
         self._patience = patience
-        self._loop = asyncio.get_running_loop()
+        self._loop = client.loop
         self._outcome: Outcome | None = None
         self._waiting: asyncio.Future[None] | None = None  # `run` does, for the outcome
-        self._ended: Callable[[], None] | None = None
+        self._ended: Task | None = None  # to be told once the outcome is there
         self._connection: Upstream | None = None
         self._alarm: Alarm | None = None
         self._pulse: asyncio.TimerHandle | None = None
-        self._last = self._loop.time()
+        self._last = 0.0  # when it began, or the replica was heard
         self._silent = True
         self._status: int | None = None
         self._chunked = False
         self._plain_events = False
         self._out: list[bytes] = []
-        self._tail = b""
+        self.between_events = True
+        """Whether the client was given whole events, so that another may follow."""
         self._held = b""  # an error that the replica told, which the client has not seen
 
-    def start(self, pool: Pool, body: bytes, ended: Callable[[], None]) -> bool:
-        """Send the request, and tell `ended` once `outcome` may be looked at. False where there is no connection to
-        send it by: that is for `run` to wait for."""
-        self._watch()
-        connection = pool.take_idle()
+    def start(self, pool: Pool, body: bytes, ended: Task, now: float) -> bool:
+        """Send the request, and tell `ended` that it is `answered` once `outcome` may be looked at. False where there
+        is no connection to send it by: that is for `run` to wait for."""
+        self._watch(now)
+        connection = pool.take_idle(now)
         if connection is not None:
             self._ended = ended
-            self._send(connection, pool, body)
+            self._send(connection, pool, body, now)
         return connection is not None
 
     async def run(self, pool: Pool, body: bytes) -> Outcome:
@@ -186,8 +195,9 @@ class Attempt(Sink):
         self._ended = None
         try:
             if self._connection is None:
-                self._watch()
-                self._send(pool.take_idle() or await pool.connect(), pool, body)
+                now = self._loop.time()
+                self._watch(now)
+                self._send(pool.take_idle(now) or await pool.connect(), pool, body, self._loop.time())
             while True:
                 if self._outcome is None:
                     self._waiting = self._loop.create_future()
@@ -197,7 +207,7 @@ class Attempt(Sink):
                 # It was closed while idle, as keep-alive allows at any moment: no sign of ill health. A fresh
                 # connection to the same replica settles it.
                 self._outcome = self._waiting = None
-                self._send(await pool.connect(), pool, body)
+                self._send(await pool.connect(), pool, body, self._loop.time())
         except BrokenError as error:
             return Outcome(Ending.UNREACHED, why=str(error))
         except ExhaustedError:
@@ -216,19 +226,20 @@ class Attempt(Sink):
         if self._connection is not None and self._outcome is None:
             self._connection.leave(self)
 
-    def _watch(self) -> None:
+    def _watch(self, now: float) -> None:
         """One alarm for both bounds: it comes in time for the shorter one, and looks then which of them holds."""
         if self._alarm is None:
-            self._alarm = self._client.alarms.after(min(self._patience.first_byte, self._patience.idle), self)
+            self._last = now
+            self._alarm = self._client.alarms.since(now, min(self._patience.first_byte, self._patience.idle), self)
 
-    def _send(self, connection: Upstream, pool: Pool, body: bytes) -> None:
+    def _send(self, connection: Upstream, pool: Pool, body: bytes, now: float) -> None:
         self._connection = connection
         if self._outcome is not None:
-            pool.give_back(connection)  # it came too late: the request was given up meanwhile
+            pool.give_back(connection, now)  # it came too late: the request was given up meanwhile
             return
         request = self._request
         head = request_head(request, len(body), pool.authority, pool.base, self._added)
-        connection.send(head, body, self, head_only=request.method == b"HEAD")
+        connection.send(head, body, self, now, head_only=request.method == b"HEAD")
 
     @property
     def sent(self) -> bool:
@@ -326,7 +337,7 @@ class Attempt(Sink):
             self._out += (b"%x\r\n" % len(piece), piece, b"\r\n")
         else:
             self._out.append(piece)
-        self._tail = piece[-2:]
+        self.between_events = piece.endswith(b"\n\n")
 
     def _give_up(self, piece: bytes, at: int) -> None:
         """The engine says, at `at`, that it failed over the answer: as if the replica had broken off there."""
@@ -361,7 +372,16 @@ class Attempt(Sink):
             self._break_off("it ended its stream before its answer was done")
             return
         self._end()
-        self._settle(Outcome(Ending.COMPLETE, self._status))
+        if self._ended is None:
+            self._settle(Outcome(Ending.COMPLETE, self._status))
+        elif self._outcome is None:
+            self._outcome = Outcome(Ending.COMPLETE, self._status)  # `parted` tells of it
+
+    def parted(self) -> None:
+        # At once, and not in the loop's next turn: it is the loop that calls here, told of what the replica sent.
+        ended, self._ended = self._ended, None
+        if ended is not None and self._outcome is not None:
+            ended.answered()
 
     def broken(self, why: BrokenError) -> None:
         if self._silent or self._hold is not None:
@@ -409,11 +429,6 @@ class Attempt(Sink):
         """Whether an event can be added to what the client was given."""
         return self._plain_events and (self._chunked or not self._request.http11)
 
-    @property
-    def between_events(self) -> bool:
-        """Whether the client was given whole events, so that another may follow."""
-        return self._tail in (b"", b"\n\n")
-
     def tell(self, why: str) -> None:
         """Say to the client that its answer is only a part, and end it."""
         self._cut_short(self._held or errors.broken_stream(why).event())
@@ -446,7 +461,7 @@ class Attempt(Sink):
             if not self._waiting.done():
                 self._waiting.set_result(None)
         elif self._ended is not None:
-            self._loop.call_soon(self._ended)
+            self._loop.call_soon(self._ended.answered)
             self._ended = None
 
     # -- time ---------------------------------------------------------------------------------------------------

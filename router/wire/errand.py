@@ -32,6 +32,9 @@ class Task:
         """Call it off. False where it has ended."""
         raise NotImplementedError
 
+    def answered(self) -> None:
+        """The answer that it waits for, without being a coroutine, is there, or what became of it."""
+
 
 class Errand(Task):
     """Runs one coroutine to its end, and tells `ended` of it. Use once."""

@@ -155,7 +155,6 @@ class Front:
         "_key",
         "_known",
         "_lingering",
-        "_loop",
         "_method",
         "_overhead",
         "_parser",
@@ -169,12 +168,14 @@ class Front:
         "_request",
         "_target",
         "_task",
+        "_told",
         "_transport",
         "_unsent",
         "_upgraded_body",
         "_valve",
         "finished",
         "gone",
+        "loop",
         "peer",
         "sent",
         "started",
@@ -182,13 +183,15 @@ class Front:
 
     def __init__(self, door: Door) -> None:
         self._door = door
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        """What this connection, and those who are at work for it, run in."""
         self._parser: httptools.HttpRequestParser | None = None
         self._parsing = False  # a request has begun to come
         self._repeats = False  # its head may come again, and mean the same
         self._known: KnownRequest | None = None  # the last head that did
         self._transport: asyncio.Transport | None = None
         self._task: Task | None = None
+        self._told: Callable[[Task], None] | None = self._served  # made once, and not for each request
         self._request: Request | None = None
         self._ready: list[Request] = []  # hardly ever more than one, and an empty deque is ten times a list
         self._ahead: bytearray | None = None
@@ -214,7 +217,7 @@ class Front:
         self._unsent = 0
         self._valve: Valve | None = None
         self._break_off: Callable[[Refusal], None] | None = None
-        self._progress = self._loop.time()
+        self._progress = self.loop.time()
         self._alarm: Alarm | None = None
         self.peer = ""  # where the client is
         self.sent = 0  # bytes of the current answer, its head and framing among them
@@ -242,13 +245,14 @@ class Front:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
-        self._parser = None  # each holds the other: not to wait for the garbage collector
+        self._parser = self._told = None  # each holds the other: not to wait for the garbage collector
         self._door.connections.discard(self)
         if self._door.addresses[self.peer] > 1:
             self._door.addresses[self.peer] -= 1
         else:
             del self._door.addresses[self.peer]
         self._drop_body()
+        self._ahead = None
         for request in self._ready:
             self._door.held_bytes -= len(request.body)
         self._ready.clear()
@@ -281,7 +285,7 @@ class Front:
                 self._feed(ahead)
 
     def data_received(self, data: bytes) -> None:
-        self._progress = self._loop.time()
+        self._progress = self.loop.time()
         if self._lingering or self._closing:
             return
         if self._task is not None or self._ready or self._paused:
@@ -364,8 +368,7 @@ class Front:
         ):
             return False
         door.held_bytes += size
-        self._ready.append(known.request(body))
-        self._next()
+        self._begin(known.request(body))
         return True
 
     def _ignore_upgrade(self, rest: bytes) -> None:
@@ -551,10 +554,14 @@ class Front:
         """Serve the next request that has arrived, unless the client has yet to read what it was sent before."""
         if self._paused:
             return  # resume_writing goes on
-        request = self._request = self._ready.pop(0)
+        self._begin(self._ready.pop(0))
+
+    def _begin(self, request: Request) -> None:
+        assert self._told is not None
+        self._request = request
         self.started = self.finished = False
         self.sent = 0
-        self._task = self._door.serve(request, self, self._served)
+        self._task = self._door.serve(request, self, self._told)
 
     def _served(self, task: Task) -> None:
         request = self._request
@@ -577,7 +584,7 @@ class Front:
 
     def _after_answer(self, request: Request) -> None:
         assert self._transport is not None
-        self._progress = self._loop.time()
+        self._progress = self.loop.time()
         if not self.finished:
             self.abort()  # an answer was begun and nobody could finish it: only a broken connection says so honestly
         elif not request.keep_alive or self._door.closing:
@@ -609,7 +616,7 @@ class Front:
         self._transport.write(refusal.response(close=True))
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._loop.call_later(LINGER_SECONDS, self._transport.abort)
+        self.loop.call_later(LINGER_SECONDS, self._transport.abort)
 
     # -- the answer ---------------------------------------------------------------------------------------------
 
@@ -736,7 +743,7 @@ class Front:
         """Whether the connection may go on as it is; it is ended here otherwise."""
         assert self._transport is not None
         limits = self._door.limits
-        now = self._loop.time()
+        now = self.loop.time()
         unsent = self._transport.get_write_buffer_size()
         if unsent:
             # It has an answer to read. As long as it reads it may take its time.

@@ -56,6 +56,9 @@ class Gather(Sink):
         elif not self.answer.done():
             self.answer.set_result(Gathered(self._status, b"".join(self._pieces)))
 
+    def parted(self) -> None:
+        pass
+
     def broken(self, why: BrokenError) -> None:
         if not self.answer.done():
             self.answer.set_exception(why)
@@ -82,7 +85,7 @@ async def gather(
     head = request_head(request, len(body), pool.authority, pool.base, added)
     clock = asyncio.get_running_loop().time
     async with asyncio.timeout(seconds):
-        connection = pool.take_idle() or await pool.connect()
+        connection = pool.take_idle(clock()) or await pool.connect()
         while True:
             try:
                 return await _exchange(connection, head, body, unread)
@@ -98,7 +101,7 @@ async def _exchange(
     connection: Upstream, head: bytes, body: bytes, unread: Callable[[Gathered], None] | None
 ) -> Gathered:
     sink = Gather(MAX_BYTES)
-    connection.send(head, body, sink, head_only=False)
+    connection.send(head, body, sink, asyncio.get_running_loop().time(), head_only=False)
     try:
         return await asyncio.shield(sink.answer)
     except asyncio.CancelledError:

@@ -113,8 +113,10 @@ def _named(headers: Headers) -> set[bytes]:
     return named
 
 
-def _with(lines: bytes, more: Headers) -> bytes:
-    for name, value in more:
+def as_lines(headers: Headers) -> bytes:
+    """Headers of our own, as lines."""
+    lines = b""
+    for name, value in headers:
         lines = b"%b%b: %b\r\n" % (lines, name, value)
     return lines
 
@@ -196,7 +198,7 @@ class Request:
 
     def add(self, more: Headers) -> None:
         """Further headers, for the replica."""
-        self.lines = _with(self.lines, more)
+        self.lines += as_lines(more)
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header that crosses; `name` in lower case."""
@@ -235,7 +237,7 @@ class Head:
         self.status = status
         self.reason = reason
         self._headers: Headers | None = headers
-        self.lines = crossing(headers, LENGTH)
+        self.lines = crossing(headers, LENGTH) if headers else b""
         """Those headers that cross the router, as lines."""
         self.length = False
         """Whether its Content-Length was told."""
@@ -304,18 +306,26 @@ def request_head(
     """The request's head for a replica: same method, target and headers and those `added`, this hop's own framing of
     `length` bytes."""
     method = request.method
-    lines = _with(request.lines, added) if added else request.lines
+    lines = request.lines + as_lines(added) if added else request.lines
     if length or method in (b"POST", b"PUT", b"PATCH"):
-        lines = b"%bContent-Length: %d\r\n" % (lines, length)
+        return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n" % (
+            method,
+            base_path,
+            request.target,
+            authority,
+            lines,
+            length,
+        )
     return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (method, base_path, request.target, authority, lines)
 
 
-def response_head(head: Head, extra: Headers, *, chunked: bool, close: bool) -> bytes:
-    """An answer's head for the client. `chunked`: the body that follows is framed in chunks by this hop."""
+def response_head(head: Head, extra: bytes, *, chunked: bool, close: bool) -> bytes:
+    """An answer's head for the client. `extra`: further lines; `chunked`: the body that follows is framed in chunks by
+    this hop."""
     lines = head.lines
     if head.length and (chunked or head.status == 204):
         # A length beside chunks is a smuggler's tool (RFC 9112 6.3); the chunks win.
         lines = crossing(head.headers, HOST)
     framing = b"Transfer-Encoding: chunked\r\n" if chunked else b""
     ends = b"Connection: close\r\n" if close else b""
-    return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (head.status, head.reason, _with(lines, extra), framing, ends)
+    return b"HTTP/1.1 %d %b\r\n%b%b%b%b\r\n" % (head.status, head.reason, lines, extra, framing, ends)

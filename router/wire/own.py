@@ -88,7 +88,7 @@ def _answer(request: Request, client: Front, status: int, kind: str, body: bytes
         [(b"Content-Type", kind.encode()), (b"Content-Length", b"%d" % len(body)), (b"Cache-Control", b"no-store")],
     )
     client.begin()
-    client.write(response_head(head, [], chunked=False, close=not client.keep_alive))
+    client.write(response_head(head, b"", chunked=False, close=not client.keep_alive))
     if request.method != b"HEAD":
         client.write(body)
     client.finish()

@@ -37,9 +37,10 @@ class Resumed(Attempt):
         self._rest = b""
         self._chunked = broken._chunked
         self._plain_events = True
-        self._tail = broken._tail
+        self.between_events = broken.between_events
 
     async def run(self, pool: Pool, body: bytes) -> Outcome:
+        self._last = self._loop.time()
         self._beat()  # the client is in the middle of a stream
         return await super().run(pool, body)
 

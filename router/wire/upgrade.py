@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.wire.attempts import Attempt, Ending, Observer, Outcome, Patience
-from router.wire.http import response_head
+from router.wire.http import as_lines, response_head
 from router.wire.tunnel import Tunnel
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Upgrade(Attempt):
         extra = self._observer.answering(head, self._last)
         agreed = [(b"Connection", b"Upgrade"), (b"Upgrade", head.header(b"upgrade") or self._request.upgrade)]
         client, ahead = self._client.leave_http()
-        client.write(response_head(head, [*extra, *agreed], chunked=False, close=False) + rest)
+        client.write(response_head(head, extra + as_lines(agreed), chunked=False, close=False) + rest)
         if ahead:
             connection.transport.write(ahead)
         self._tunnel = Tunnel(

@@ -7,7 +7,6 @@ import errno
 import re
 import ssl
 from abc import ABC, abstractmethod
-from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 import httptools
@@ -28,6 +27,8 @@ _NO_HEADERS: Final[Headers] = []
 REASON: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 # What framing one chunk may cost besides its data.
 CHUNK_BYTES: Final = 64
+# A request and a body of so few bytes are written as one: to write two pieces costs more than to copy those.
+_COPIED_BYTES: Final = 16 * 1024
 # How sizes of chunks are written, which costs three times as much as to look it up.
 _MOST_SIZE_LINES: Final = 4096
 _SIZE_LINES: Final[dict[int, bytes]] = {}
@@ -42,7 +43,7 @@ class ExhaustedError(Exception):
 
 
 class Sink(ABC):
-    """Where one answer goes. After `complete` (which flushes) or `broken` no call follows."""
+    """Where one answer goes. After `complete` (which flushes) or `broken` no call follows, but `parted`."""
 
     __slots__ = ()
 
@@ -66,6 +67,10 @@ class Sink(ABC):
     @abstractmethod
     def lost(self, why: str) -> None:
         """The replica gives no sign of life. What becomes of the exchange is the sink's to decide."""
+
+    @abstractmethod
+    def parted(self) -> None:
+        """After `complete`: the connection can be at work for another."""
 
     def switched(self, _head: Head, _rest: bytes) -> bool:
         """The replica speaks another protocol from here on, and `rest` is what it has said in it. Whether that was
@@ -134,8 +139,9 @@ class Upstream:
 
     # -- use ----------------------------------------------------------------------------------------------------
 
-    def send(self, head: bytes, body: bytes, sink: Sink, *, head_only: bool) -> None:
-        """Send a request; its answer goes to `sink`. `head_only`: the answer to HEAD has no body."""
+    def send(self, head: bytes, body: bytes, sink: Sink, now: float, *, head_only: bool) -> None:
+        """Send a request; its answer goes to `sink`. `now`: by the loop. `head_only`: the answer to HEAD has no
+        body."""
         assert self.transport is not None
         assert self._sink is None
         self._sink = sink
@@ -146,11 +152,11 @@ class Upstream:
         self._nonsense = ""
         self._overhead = 0
         self.answered = False
-        self.sent_at = self._loop.time()
-        if body:
+        self.sent_at = now
+        if len(body) > _COPIED_BYTES:
             self.transport.writelines((head, body))
         else:
-            self.transport.write(head)
+            self.transport.write(head + body)
 
     def leave(self, sink: Sink) -> None:
         """Give up the exchange of `sink`: closing is the only way to tell a replica that nobody waits for its answer.
@@ -301,7 +307,9 @@ class Upstream:
                 self.transport.close()
         else:
             self.resume_reading()
-            self._pool.give_back(self)
+            self._pool.give_back(self, self.heard_at)
+        if sink is not None:
+            sink.parted()
 
     # -- httptools' callbacks -----------------------------------------------------------------------------------
 
@@ -378,7 +386,7 @@ class Pool:
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
         self._tls = tls if tls is not None else (ssl.create_default_context() if address.tls else None)
-        self._idle: deque[Upstream] = deque()
+        self._idle: list[Upstream] = []  # the one that was used last is the last
         self.known: KnownAnswer | None = None
         """What its last answer began with."""
         self.open: set[Upstream] = set()
@@ -414,23 +422,24 @@ class Pool:
                 connection.drop()
         return connection
 
-    def take_idle(self) -> Upstream | None:
-        """A kept connection, if there is one that may be used again."""
+    def take_idle(self, now: float) -> Upstream | None:
+        """A kept connection, if there is one that may be used again. `now`: by the loop."""
         while self._idle:
             connection = self._idle.pop()
             if connection.transport is None or connection.transport.is_closing():
                 continue
-            if self._loop.time() - connection.idle_since >= self._idle_seconds:
+            if now - connection.idle_since >= self._idle_seconds:
                 connection.transport.abort()
                 continue
             connection.reused = True
             return connection
         return None
 
-    def give_back(self, connection: Upstream) -> None:
+    def give_back(self, connection: Upstream, since: float) -> None:
+        """Keep a connection that has been idle since then."""
         if connection.transport is None or connection.transport.is_closing():
             return
-        connection.idle_since = self._loop.time()
+        connection.idle_since = since
         self._idle.append(connection)
 
     def forget(self, connection: Upstream) -> None:
@@ -440,8 +449,8 @@ class Pool:
 
     def lost(self, why: str) -> None:
         """The replica gives no sign of life: no connection to it is used again, and those in use are told."""
-        while self._idle:
-            connection = self._idle.popleft()
+        idle, self._idle = self._idle, []
+        for connection in idle:
             if connection.transport is not None:
                 connection.transport.abort()
         for connection in list(self.open):
@@ -452,7 +461,7 @@ class Pool:
         bound = self._idle_seconds if older_than is None else older_than
         now = self._loop.time()
         while self._idle and now - self._idle[0].idle_since >= bound:
-            connection = self._idle.popleft()
+            connection = self._idle.pop(0)
             if connection.transport is not None:
                 connection.transport.close()
 
@@ -464,7 +473,7 @@ def _one_chunk(data: bytes) -> bytes:
         return b""
     line = _size_line(size)
     at = len(line)
-    return data[at:-2] if at + size + 2 == len(data) and data[:at] == line else b""
+    return data[at:-2] if at + size + 2 == len(data) and data.startswith(line) else b""
 
 
 def _size_line(size: int) -> bytes:

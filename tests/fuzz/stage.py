@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from router.config import Address
-from router.wire.attempts import Attempt, Patience
+from router.wire.attempts import Attempt, Observer, Patience
 from router.wire.errand import Errand, Task
 from router.wire.front import Door, Front, Limits
-from router.wire.http import Head, Headers, Request
+from router.wire.http import Request
 from router.wire.upstream import Pool
 
 LIMITS = Limits(
@@ -113,27 +113,6 @@ def stage_pool(replica: Callable[[Wire], None]) -> tuple[Pool, list[Wire]]:
     return pool, dialer.wires
 
 
-class Onlooker:
-    """Wants to know nothing, and tries nothing again."""
-
-    def retries(self, status: int) -> bool:
-        return False
-
-    def elsewhere(self) -> bool:
-        return False
-
-    def resumes(self) -> bool:
-        return False
-
-    def whole(self) -> bool:
-        return True
-
-    def answering(self, head: Head, now: float) -> Headers:
-        return []
-
-    def feed(self, piece: bytes, now: float) -> None: ...
-
-
 def errands(
     serve: Callable[[Request, Front], Coroutine[Any, Any, None]],
 ) -> Callable[[Request, Front, Callable[[Task], None]], Task]:
@@ -161,7 +140,7 @@ class Stage:
 
     async def _serve(self, request: Request, client: Front) -> None:
         self.served += 1
-        outcome = await Attempt(client, request, Onlooker(), Patience(60.0, 60.0)).run(self.pool, request.body)
+        outcome = await Attempt(client, request, Observer(), Patience(60.0, 60.0)).run(self.pool, request.body)
         if not client.started:
             client.refuse(_unreached(outcome.why))
 

@@ -63,12 +63,13 @@ async def test_small_packets_leave_at_once_on_both_sides(bench: Bench) -> None:
     assert front._transport is not None
     go.set()
     await client.reply()
-    connection = router._pools[replica.name].take_idle()
+    now = asyncio.get_running_loop().time()
+    connection = router._pools[replica.name].take_idle(now)
     assert connection is not None
     assert connection.transport is not None
     for transport in (front._transport, connection.transport):
         assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    router._pools[replica.name].give_back(connection)
+    router._pools[replica.name].give_back(connection, now)
 
 
 @pytest.mark.interpreted

@@ -7,10 +7,10 @@ import gc
 
 from httptools import HttpRequestParser, HttpResponseParser
 
-from router.wire.attempts import Attempt, Patience
+from router.wire.attempts import Attempt, Observer, Patience
 from router.wire.front import Door, Front
 from router.wire.http import Request
-from tests.fuzz.stage import LIMITS, TURNS, Onlooker, Stage, Wire, errands, stage_pool
+from tests.fuzz.stage import LIMITS, TURNS, Stage, Wire, errands, stage_pool
 
 ASKED = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -20,7 +20,7 @@ async def test_who_leaves_as_its_answer_ends_does_not_take_the_next_ones_connect
     pool, wires = stage_pool(lambda _: None)
 
     async def serve(request: Request, client: Front) -> None:
-        await Attempt(client, request, Onlooker(), Patience(60.0, 60.0)).run(pool, request.body)
+        await Attempt(client, request, Observer(), Patience(60.0, 60.0)).run(pool, request.body)
 
     door = Door(errands(serve), LIMITS)
 
@@ -69,7 +69,7 @@ async def test_what_is_over_does_not_wait_for_the_garbage_collector() -> None:
     pool, wires = stage_pool(lambda wire: wire.protocol.data_received(ANSWER))
 
     async def serve(request: Request, client: Front) -> None:
-        await Attempt(client, request, Onlooker(), Patience(60.0, 60.0)).run(pool, request.body)
+        await Attempt(client, request, Observer(), Patience(60.0, 60.0)).run(pool, request.body)
 
     front = Front(Door(errands(serve), LIMITS))
     client = Wire(front)
