@@ -36,7 +36,7 @@ from router.wire.http import (
     path_of,
 )
 from router.wire.keys import Keys
-from router.wire.known import MOST_DIGITS, KnownRequest, known_request
+from router.wire.known import MOST_DIGITS, KnownRequest, known_request, worth_keeping
 
 if TYPE_CHECKING:
     from router.wire.errors import Refusal
@@ -170,6 +170,7 @@ class Front:
         "_task",
         "_told",
         "_transport",
+        "_unknown",
         "_unsent",
         "_upgraded_body",
         "_valve",
@@ -189,6 +190,7 @@ class Front:
         self._parsing = False  # a request has begun to come
         self._repeats = False  # its head may come again, and mean the same
         self._known: KnownRequest | None = None  # the last head that did
+        self._unknown = 0  # heads in a row that were not known
         self._transport: asyncio.Transport | None = None
         self._task: Task | None = None
         self._told: Callable[[Task], None] | None = self._served  # made once, and not for each request
@@ -353,6 +355,9 @@ class Front:
     def _remember(self, data: bytes, request: Request) -> KnownRequest | None:
         """The head of a request that may come again, whatever its length."""
         limits, keys = self._door.limits, self._door.keys
+        self._unknown += 1
+        if not worth_keeping(self._unknown):
+            return None
         if not request.keep_alive or self._head_size + MOST_DIGITS > limits.header_bytes:
             return None
         return known_request(data, request, limits, keys)
@@ -368,6 +373,7 @@ class Front:
         ):
             return False
         door.held_bytes += size
+        self._unknown = 0
         self._begin(known.request(body))
         return True
 

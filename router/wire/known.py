@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 LONGEST: Final = 2048
 # A length that is written as all write it: what `%d` would write.
 MOST_DIGITS: Final = 12
+# After so many heads in a row that were parsed, none of which had come again, only one in some is remembered: they have
+# ids in them, or dates, and to remember one costs as much as to parse it.
+TRIES: Final = 8
+SELDOM: Final = 64
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: (0|[1-9][0-9]{0,%d})\r\n" % (MOST_DIGITS - 1), re.IGNORECASE)
 # The one before a final answer may be of another kind (RFC 9110 15.2).
 _FINAL: Final = b"HTTP/1.1 200 "
@@ -32,6 +36,11 @@ def counted(size: int, base: int) -> int:
     while size - digits >= bound:
         digits, bound = digits + 1, bound * base
     return size - digits
+
+
+def worth_keeping(parsed: int) -> bool:
+    """Whether a head may come again where so many in a row, this one among them, were not known."""
+    return parsed <= TRIES or parsed % SELDOM == 0
 
 
 class Known:

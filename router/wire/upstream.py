@@ -13,7 +13,7 @@ import httptools
 
 from router.names import Name
 from router.wire.http import CODING, LENGTH, Head, Headers, fate
-from router.wire.known import KnownAnswer, counted, known_answer
+from router.wire.known import KnownAnswer, counted, known_answer, worth_keeping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,6 +211,7 @@ class Upstream:
         if whole:
             known = self._pool.known
             if known is not None and not self._head_only and (at := known.body_at(data)) >= 0:
+                self._pool.unknown = 0
                 self._whole(sink, known.head(len(data) - at), data[at:])
                 return
         elif self._at_chunk and (piece := _one_chunk(data)):
@@ -249,7 +250,7 @@ class Upstream:
         if self._complete:
             head, self._head = self._head, None
             if whole and head is not None and self._keep_alive and not self._surplus:
-                self._pool.known = known_answer(data, head)
+                self._pool.learn(data, head)
             self._end()
         else:
             # What stands behind a chunk is the next one's size, as far as it has come.
@@ -388,7 +389,9 @@ class Pool:
         self._tls = tls if tls is not None else (ssl.create_default_context() if address.tls else None)
         self._idle: list[Upstream] = []  # the one that was used last is the last
         self.known: KnownAnswer | None = None
-        """What its last answer began with."""
+        """What its last answer began with, where that may come again."""
+        self.unknown = 0
+        """Heads in a row that were not known."""
         self.open: set[Upstream] = set()
         """All connections there are, idle ones among them."""
         self._loop = asyncio.get_running_loop()
@@ -441,6 +444,11 @@ class Pool:
             return
         connection.idle_since = since
         self._idle.append(connection)
+
+    def learn(self, data: bytes, head: Head) -> None:
+        """`data`: a whole answer with this head, which was parsed."""
+        self.unknown += 1
+        self.known = known_answer(data, head) if worth_keeping(self.unknown) else None
 
     def forget(self, connection: Upstream) -> None:
         self.open.discard(connection)

@@ -11,7 +11,7 @@ import pytest
 from router.wire.front import Door, Front
 from router.wire.http import Head, Request
 from router.wire.keys import Keys
-from router.wire.known import LONGEST, Known, known_answer, known_request
+from router.wire.known import LONGEST, SELDOM, TRIES, Known, known_answer, known_request
 from tests.fuzz.stage import LIMITS, Stage, Wire, errands
 from tests.wire.scripted import until
 
@@ -156,6 +156,47 @@ async def test_an_answer_with_a_known_head_is_passed_on_as_the_first_one_was() -
         stage.client.written.clear()
         await stage.play(ASKED % (2, b"{}"), [])
         assert bytes(stage.client.written) == ANSWER % (len(body), body)
+    assert len(stage.wires) == 1
+    await stage.leave()
+
+
+async def test_heads_that_never_come_again_are_hardly_remembered_until_they_do() -> None:
+    seen = Seen()
+    asked = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nX-Trace: %d\r\nContent-Length: 3\r\n\r\n%03d"
+    kept = []
+    for number in range(3 * SELDOM):
+        await seen.ask(asked % (number, number))
+        kept.append(seen.front._known is not None)
+    assert kept == [parsed <= TRIES or parsed % SELDOM == 0 for parsed in range(1, 3 * SELDOM + 1)]
+    # From here on they are all alike, and as right as before.
+    for number in range(3 * SELDOM, 5 * SELDOM):
+        await seen.ask(asked % (7, number))
+    assert seen.front._known is not None
+    await seen.ask(asked % (7, 998))
+    await seen.ask(asked % (8, 999))
+    assert [request.body for request in seen.requests] == [
+        b"%03d" % number for number in (*range(5 * SELDOM), 998, 999)
+    ]
+    told = [*range(3 * SELDOM), *[7] * (2 * SELDOM + 1), 8]
+    assert [request.lines for request in seen.requests] == [b"X-Trace: %d\r\n" % number for number in told]
+    assert seen.front._known is not None  # the one that differs is no habit
+    assert seen.door.held_bytes == 0
+
+
+async def test_a_replica_whose_answers_all_have_another_head_is_passed_on_the_same() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nX-Trace: %d\r\ncontent-length: 2\r\n\r\n{}"
+    traces = [*range(2 * TRIES), *[7] * (2 * SELDOM), 8]
+    left = [answer % trace for trace in traces]
+    stage = Stage(lambda wire: wire.protocol.data_received(left.pop(0)))
+    kept = []
+    for trace in traces:
+        stage.client.written.clear()
+        await stage.play(ASKED % (2, b"{}"), [])
+        assert bytes(stage.client.written) == answer % trace
+        kept.append(stage.pool.known is not None)
+    assert kept[TRIES : 2 * TRIES] == [False] * TRIES
+    assert kept[-1]
+    assert stage.pool.unknown == 1
     assert len(stage.wires) == 1
     await stage.leave()
 
