@@ -16,6 +16,13 @@ _DATA: Final = b"data: "
 _END: Final = b"\n\n"
 # What its text is called, in a chat's event and in a completion's.
 _NAMES: Final = (("content", b'"content":"'), ("text", b'"text":"'))
+# As numbers: to look for bytes in bytes raises and drops an exception first.
+_QUOTE: Final = 0x22
+_ESCAPE: Final = 0x5C
+# What tokens say, by their bytes: most of them come again, and to look one up is cheaper than to read it.
+_TEXTS: Final[dict[bytes, str]] = {}
+_MOST_TEXTS: Final = 4096
+_LONGEST_TEXT: Final = 16
 # The inside of a string of JSON.
 _INSIDE: Final = re.compile(rb'(?:[^"\\]|\\.)*')
 
@@ -26,7 +33,6 @@ class Likeness:
     __slots__ = ("_after", "_before", "_whole_after")
 
     def __init__(self, before: bytes, after: bytes) -> None:
-        """The text's quotes are of both."""
         self._before = before
         self._after = after
         self._whole_after = after + _END
@@ -40,14 +46,31 @@ class Likeness:
         return self._between(piece, self._whole_after)
 
     def _between(self, data: bytes, after: bytes) -> str | None:
-        begin, end = len(self._before) - 1, len(data) - len(after) + 1
-        if end - begin < 2 or not data.startswith(self._before) or not data.endswith(after):
+        begin, end = len(self._before), len(data) - len(after)
+        if begin > end or not data.startswith(self._before) or not data.endswith(after):
             return None
-        try:
-            value: Any = orjson.loads(data[begin:end])
-        except orjson.JSONDecodeError:
-            return None
-        return value if isinstance(value, str) else None
+        inside = data[begin:end]
+        text = _TEXTS.get(inside)
+        if text is None:
+            text = _string(inside)
+            if text is not None and len(inside) <= _LONGEST_TEXT:
+                if len(_TEXTS) >= _MOST_TEXTS:
+                    _TEXTS.clear()
+                _TEXTS[inside] = text
+        return text
+
+
+def _string(inside: bytes) -> str | None:
+    """The string of JSON that has this between its quotes; None where that is none."""
+    try:
+        if _QUOTE not in inside and _ESCAPE not in inside:
+            text = inside.decode()
+            if text.isprintable():
+                return text
+        value: Any = orjson.loads(b'"%b"' % inside)
+    except (UnicodeDecodeError, orjson.JSONDecodeError):
+        return None
+    return value if isinstance(value, str) else None
 
 
 def likeness(line: bytes, event: dict[str, Any]) -> Likeness | None:
