@@ -30,11 +30,13 @@ Alarm: TypeAlias = set[Timed]
 class Alarms:
     """All that a loop has to do at times."""
 
-    __slots__ = ("_loop", "_set")
+    __slots__ = ("_last", "_loop", "_set", "_tick")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._set: dict[int, Alarm] = {}
+        self._tick = -1  # the one that was asked for last, as the next one mostly is too, and who is called then
+        self._last: Alarm = set()
 
     def after(self, seconds: float, timed: Timed) -> Alarm:
         """Call it `seconds` from now, or before."""
@@ -43,16 +45,25 @@ class Alarms:
     def since(self, now: float, seconds: float, timed: Timed) -> Alarm:
         """Likewise, where the time is known."""
         tick = math.ceil((now + min(seconds, MOST_SECONDS)) / TICK_SECONDS)
+        if tick != self._tick:
+            self._last = self._at(tick)
+            self._tick = tick
+        alarm = self._last
+        alarm.add(timed)
+        return alarm
+
+    def _at(self, tick: int) -> Alarm:
         alarm = self._set.get(tick)
         if alarm is None:
             alarm = self._set[tick] = set()
             self._loop.call_at(tick * TICK_SECONDS, self._ring, tick, alarm)
-        alarm.add(timed)
         return alarm
 
     def _ring(self, tick: int, alarm: Alarm) -> None:
         if self._set.get(tick) is alarm:
             del self._set[tick]
+            if tick == self._tick:
+                self._tick = -1
         try:
             while alarm:
                 alarm.pop().check_time()

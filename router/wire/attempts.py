@@ -303,7 +303,7 @@ class Attempt(Sink):
     def _show(self) -> None:
         """From here on the client sees the answer, and no other attempt can take its place."""
         self._hold = None
-        self._client.begin(valve=self._connection, break_off=self._shut, lasting=self._plain_events)
+        self._client.begin(valve=self._connection, sink=self, lasting=self._plain_events)
         self._beat()
 
     def body(self, piece: bytes, framed: bytes = b"") -> None:
@@ -403,8 +403,7 @@ class Attempt(Sink):
         if self._connection is not None:
             self._connection.leave(self)
 
-    def _shut(self, refusal: errors.Refusal) -> None:
-        """The router itself has to end here."""
+    def shut(self, refusal: errors.Refusal) -> None:
         if self._outcome is not None:
             self._client.abort()  # nobody is at work on it just now
             return

@@ -40,6 +40,7 @@ from router.wire.known import MOST_DIGITS, KnownRequest, known_request, worth_ke
 
 if TYPE_CHECKING:
     from router.wire.errors import Refusal
+    from router.wire.upstream import Sink
 
 log = logging.getLogger("warmroute.front")
 
@@ -141,7 +142,6 @@ class Front:
         "_body",
         "_body_since",
         "_body_size",
-        "_break_off",
         "_chunks",
         "_closing",
         "_door",
@@ -166,6 +166,7 @@ class Front:
         "_refusal",
         "_repeats",
         "_request",
+        "_sink",
         "_target",
         "_task",
         "_told",
@@ -218,7 +219,7 @@ class Front:
         self._closing = False
         self._unsent = 0
         self._valve: Valve | None = None
-        self._break_off: Callable[[Refusal], None] | None = None
+        self._sink: Sink | None = None
         self._progress = self.loop.time()
         self._alarm: Alarm | None = None
         self.peer = ""  # where the client is
@@ -584,7 +585,7 @@ class Front:
                 self.refuse(errors.Refusal(500, "InternalServerError", "The router failed; its log says how."))
         self._request = None
         self._valve = None
-        self._break_off = None
+        self._sink = None
         if not self.gone and not task.cancelled:
             self._after_answer(request)
 
@@ -644,19 +645,19 @@ class Front:
     def begin(
         self,
         valve: Valve | None = None,
-        break_off: Callable[[Refusal], None] | None = None,
+        sink: Sink | None = None,
         *,
         lasting: bool = False,
     ) -> None:
-        """From here on there is an answer. `valve` is stopped while the client does not read; `break_off` ends the
-        answer before its end, and says why as far as its format allows. `lasting`: it is likely to take long."""
+        """From here on there is an answer. `valve` is stopped while the client does not read; `sink` is what passes the
+        answer on, and can end it before its end. `lasting`: it is likely to take long."""
         assert not self.started
         self.started = True
         if lasting and not self._parsing:
             # Nothing is parsed meanwhile, and to make them anew is cheaper than to hold them.
             self._parser = self._known = None
         self._valve = valve
-        self._break_off = break_off
+        self._sink = sink
         if self._paused and valve is not None:
             valve.pause_reading()
 
@@ -666,11 +667,11 @@ class Front:
             self._valve.resume_reading()
             self._valve = None
 
-    def go_on(self, valve: Valve, break_off: Callable[[Refusal], None]) -> None:
+    def go_on(self, valve: Valve, sink: Sink) -> None:
         """The answer goes on from another connection."""
         assert self.started
         self._valve = valve
-        self._break_off = break_off
+        self._sink = sink
         if self._paused:
             valve.pause_reading()
 
@@ -712,7 +713,7 @@ class Front:
         if self._task is None or self.finished or self.gone:
             self.abort()
         elif self.started:
-            self.abort() if self._break_off is None else self._break_off(errors.cut_stream())
+            self.abort() if self._sink is None else self._sink.shut(errors.cut_stream())
         else:
             assert self._request is not None
             self._request.keep_alive = False

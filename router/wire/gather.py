@@ -13,6 +13,7 @@ from router.wire.upstream import BrokenError, Sink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from router.wire.errors import Refusal
     from router.wire.http import Head, Headers, Request
     from router.wire.upstream import Pool, Upstream
 
@@ -62,6 +63,9 @@ class Gather(Sink):
     def broken(self, why: BrokenError) -> None:
         if not self.answer.done():
             self.answer.set_exception(why)
+
+    def shut(self, refusal: Refusal) -> None:
+        self.broken(BrokenError(refusal.message))
 
     def lost(self, why: str) -> None:
         self.broken(BrokenError(why))

@@ -54,7 +54,7 @@ class Resumed(Attempt):
             self._connection.leave(self)
             return
         self._observer.answering(head, self._last)
-        self._client.go_on(self._connection, self._shut)
+        self._client.go_on(self._connection, self)
 
     def body(self, piece: bytes, framed: bytes = b"") -> None:
         # Whole events only: where this one breaks off, too, the client was given just what was watched.

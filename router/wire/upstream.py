@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.config import Address
+    from router.wire.errors import Refusal
 
 # A replica's own limit on header bytes is far below; beyond this it is not an HTTP server.
 MAX_HEAD_BYTES: Final = 256 * 1024
@@ -71,6 +72,10 @@ class Sink(ABC):
     @abstractmethod
     def parted(self) -> None:
         """After `complete`: the connection can be at work for another."""
+
+    @abstractmethod
+    def shut(self, refusal: Refusal) -> None:
+        """The router itself has to end the answer before its end. `refusal` says why."""
 
     def switched(self, _head: Head, _rest: bytes) -> bool:
         """The replica speaks another protocol from here on, and `rest` is what it has said in it. Whether that was
