@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from router.wire.likeness import Likeness, likeness
+from router.wire.whole import Whole
 
 # A line of an event stream longer than this is passed on but not read (a single logprobs line may be megabytes).
 MAX_LINE_BYTES: Final = 1024 * 1024
@@ -593,43 +595,84 @@ class JsonWatch(Watch):
             self._pieces.clear()
 
     def answer(self) -> Answer:
-        answer = Answer()
-        if not self._pieces:
-            return answer
-        try:
-            whole: Any = orjson.loads(b"".join(self._pieces))
-        except orjson.JSONDecodeError:
-            return answer
-        if not isinstance(whole, dict):
-            return answer
-        answer.failed = whole.get("error") is not None
-        _usage(answer, whole.get("usage"))
-        if whole.get("object") == "response":
-            _response(answer, whole)
-            answer.text = _only_text(whole.get("output"), "output_text")
-            return answer
-        if whole.get("type") == "message":
-            _message_usage(answer, whole.get("usage"))
-            answer.text = _only_text([whole], "text")
-            if isinstance(reason := whole.get("stop_reason"), str):
-                answer.finish_reason = _FINISH.get(reason, reason)
-            return answer
-        choices = whole.get("choices")
-        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            return answer
-        choice = choices[0]
-        message = choice.get("message")
-        if isinstance(message, dict):
-            plain = not (message.get("tool_calls") or message.get("reasoning") or message.get("reasoning_content"))
-            text = message.get("content") if plain else None
-        else:
-            text = choice.get("text")
-        if isinstance(text, str) and len(text) <= MAX_TEXT_CHARS:
-            answer.text = text
-        answer.token_ids = _ids(choice.get("token_ids"))
-        if isinstance(reason := choice.get("finish_reason"), str):
-            answer.finish_reason = reason
+        body = b"".join(self._pieces)
+        return _usual(body) or _any(body)
+
+
+_decode: Final = msgspec.json.Decoder(Whole).decode
+
+
+def _usual(body: bytes) -> Answer | None:
+    """What an answer of chat completions or completions with one choice says; None for any other. No object is made of
+    what nobody asks for, which is most of it."""
+    if not body.isascii() or body.find(b'"choices"') < 0:
+        return None  # what is passed over may be no UTF-8, and so no JSON; answers of other routes have no choices
+    try:
+        whole = _decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    choices = whole.choices
+    if len(choices) != 1 or whole.object == "response" or whole.type == "message":
+        return None
+    answer = Answer(failed=whole.error is not None)
+    usage = whole.usage
+    if usage is not None:
+        answer.prompt_tokens, answer.completion_tokens = _count(usage.prompt_tokens), _count(usage.completion_tokens)
+        if (details := usage.prompt_tokens_details) is not None:
+            answer.cached_tokens = _count(details.cached_tokens)
+    choice = choices[0]
+    message = choice.message
+    if message is None:
+        text = choice.text
+    else:
+        plain = not (message.tool_calls or message.reasoning or message.reasoning_content)
+        text = message.content if plain else None
+    _end(answer, text, choice.token_ids, choice.finish_reason)
+    return answer
+
+
+def _any(body: bytes) -> Answer:
+    """Likewise, of any answer."""
+    answer = Answer()
+    try:
+        whole: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
         return answer
+    if not isinstance(whole, dict):
+        return answer
+    answer.failed = whole.get("error") is not None
+    _usage(answer, whole.get("usage"))
+    if whole.get("object") == "response":
+        _response(answer, whole)
+        answer.text = _only_text(whole.get("output"), "output_text")
+        return answer
+    if whole.get("type") == "message":
+        _message_usage(answer, whole.get("usage"))
+        answer.text = _only_text([whole], "text")
+        if isinstance(reason := whole.get("stop_reason"), str):
+            answer.finish_reason = _FINISH.get(reason, reason)
+        return answer
+    choices = whole.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        return answer
+    choice = choices[0]
+    message = choice.get("message")
+    if isinstance(message, dict):
+        plain = not (message.get("tool_calls") or message.get("reasoning") or message.get("reasoning_content"))
+        text = message.get("content") if plain else None
+    else:
+        text = choice.get("text")
+    _end(answer, text, choice.get("token_ids"), choice.get("finish_reason"))
+    return answer
+
+
+def _end(answer: Answer, text: object, ids: object, reason: object) -> None:
+    if isinstance(text, str) and len(text) <= MAX_TEXT_CHARS:
+        answer.text = text
+    if ids is not None:
+        answer.token_ids = _ids(ids)
+    if isinstance(reason, str):
+        answer.finish_reason = reason
 
 
 class UsageWatch(Watch):

@@ -124,3 +124,77 @@ def test_where_no_usage_is_told_none_is_read(data: bytes) -> None:
     watch = UsageWatch()
     watch.feed(data)
     assert watch.answer() == Answer()
+
+
+MEMBERS: dict[str, list[object]] = {
+    "error": [None, False, {"code": 500}],
+    "object": ["chat.completion", "response", 1],
+    "type": [None, "message"],
+    "usage": [
+        None,
+        [],
+        {"prompt_tokens": 9, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 8}},
+        {"prompt_tokens": 9.0, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": True}},
+        {"prompt_tokens": 1 << 40, "completion_tokens": "1", "prompt_tokens_details": None},
+        {"prompt_tokens": 10**30, "completion_tokens": None, "prompt_tokens_details": 1},
+    ],
+    "choices": [None, {}, [], [None], [{}], [{"text": "a"}, {"text": "b"}]],
+}
+CHOICE: dict[str, list[object]] = {
+    "message": [
+        None,
+        "words",
+        {},
+        {"content": "words"},
+        {"content": None, "tool_calls": [{"id": "a"}]},
+        {"content": "words", "tool_calls": [], "reasoning": "", "reasoning_content": None},
+        {"content": "words", "reasoning": "thoughts"},
+        {"content": "words", "reasoning_content": {"a": 1}},
+        {"content": [{"type": "text"}]},
+    ],
+    "text": [None, "more", 1],
+    "token_ids": [None, [], [1, 2], [1, -1], [1, True], [1.0], {}, [1 << 32]],
+    "finish_reason": [None, "stop", 1],
+}
+
+
+def as_any(body: bytes) -> Answer:
+    """Read as an answer is that is not all ASCII."""
+    return seen(JsonWatch(), body[:-1] + ', "\u00e9": "\u00e9"}'.encode(), 1 << 20)
+
+
+def test_the_usual_answer_is_read_as_any_other_is() -> None:
+    usual = {"usage": MEMBERS["usage"][2], "choices": [{"message": {"content": "words"}, "finish_reason": "stop"}]}
+    bodies = [usual | {name: value} for name, values in MEMBERS.items() for value in values]
+    bodies += [
+        usual | {"choices": [{"index": 0, "message": message, "text": text} | {name: value}]}
+        for message in CHOICE["message"]
+        for text in CHOICE["text"]
+        for name in ("token_ids", "finish_reason")
+        for value in CHOICE[name]
+    ]
+    for body in bodies:
+        data = json.dumps(body).encode()
+        assert seen(JsonWatch(), data, 1 << 20) == as_any(data), body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"choices": [{"text": "a"}], "choices": [{"text": "b"}]}',
+        b'{"choices": [{"text": "a"}], "choices": null}',
+        b'{"choices": [{"text": "a", "text": "b"}], "usage": 1, "usage": {"prompt_tokens": 3}}',
+        rb'{"ch\u006fices": [{"text": "\ud83d\ude00"}]}',
+        b'{"choices": [{"text": "a"}], "other": ' + b"[" * 600 + b"]" * 600 + b"}",
+    ],
+)
+def test_a_name_given_twice_or_in_escapes_is_read_as_in_any_other_answer(data: bytes) -> None:
+    assert seen(JsonWatch(), data, 1 << 20) == as_any(data)
+
+
+@pytest.mark.parametrize(
+    "other", [rb'"\ud800"', b'"\xff"', b'"\t"', b"01", b"1.", b"NaN", b"nul", b"[1,]", b'{"a"}', rb'"\x"', b'"']
+)
+def test_of_what_is_no_json_nothing_is_read(other: bytes) -> None:
+    data = b'{"choices": [{"text": "a", "other": %b}], "more": %b}' % (other, other)
+    assert seen(JsonWatch(), data, 1 << 20) == Answer()
