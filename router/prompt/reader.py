@@ -303,11 +303,11 @@ class Reader:
             # Not the text alone: some tokenizers begin a text differently from how they go on with one.
             before = self._tail_ids.get(tail)
             if before is None:
-                before = self.tokenizer.encode_pieces([tail])[0].tolist()
+                before = self.tokenizer.encode_piece(tail)
                 if len(self._tail_ids) == _MOST_TAILS:
                     self._tail_ids.clear()
                 self._tail_ids[tail] = before
-            ids = self.tokenizer.encode_pieces([tail + text])[0].tolist()
+            ids = self.tokenizer.encode_piece(tail + text)
             ids = ids[len(before) :] if ids[: len(before)] == before else self.tokenizer.encode(text, False)
         except ValueError:
             return None

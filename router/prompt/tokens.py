@@ -143,6 +143,18 @@ class Tokenizer:
             raise ValueError("text with lone surrogates has no tokens") from error
         return ids
 
+    def encode_piece(self, piece: str) -> list[int]:
+        """Token ids of one piece, as `encode_pieces` gives them. Where it is short and its ids are wanted as a list,
+        this costs a third less. Raises ValueError as `encode` does."""
+        if self._fast is not None:
+            try:
+                ids: list[int] = self._fast.encode(piece).ids
+            except Exception as error:  # lone surrogates, or a limit as in `encode_pieces`
+                log.debug("%s: fastokens failed (%s), the reference takes over", self.name, error)
+            else:
+                return ids
+        return self.encode(piece, False)
+
     def encode_pieces(self, pieces: list[str]) -> list[array[int]]:
         """Token ids of each piece by itself, without begin and end texts. Raises ValueError as `encode` does."""
         try:

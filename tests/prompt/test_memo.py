@@ -274,6 +274,19 @@ def test_no_faster_engine_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         tokenizer("chatml").encode_pieces(["\ud800"])
 
 
+def test_a_piece_alone_has_the_ids_that_it_has_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tokenizer("chatml")
+    texts = ["<|im_start|>user\nx", "é" * 70, "", "<|im_start|>assistant\nA whole answer, in words. 7\n\n"]
+    expected = [list(ids) for ids in found.encode_pieces(texts)]
+    assert [found.encode_piece(text) for text in texts] == expected
+    with pytest.raises(ValueError, match="lone surrogates"):
+        found.encode_piece("\ud800")
+    monkeypatch.setattr(found, "_fast", None)
+    assert [found.encode_piece(text) for text in texts] == expected
+    with pytest.raises(ValueError, match="lone surrogates"):
+        found.encode_piece("\ud800")
+
+
 def test_what_stands_behind_a_text_is_not_lost_where_a_longer_one_began_alike() -> None:
     memo, hasher, after = Memo(1 << 20), Hasher("xxhash", "0"), array("i", [7])
 
