@@ -29,7 +29,7 @@ _HOT = {
 }
 # What is written in C, beside Python that says the same, and what it is linked with. Left out, with a warning, where
 # the headers of that are missing.
-NATIVE = {"router/prompt/links.c": ["crypto"]}
+NATIVE = {"router/prompt/digests.c": ["crypto"]}
 HOT = tuple(f"{directory}/{module}.py" for directory, modules in _HOT.items() for module in modules.split())
 COPIED = ("router", "fake_backend", "bench", "tests", "docs", "pyproject.toml")
 GROUP = "warmroute"

@@ -42,12 +42,12 @@ _ID_BYTES, _MOST_ID_BYTES, _BESIDE_BYTES = 5, 11, 20
 _BETWEEN: Final = secrets.randbits(52) + 0.5
 _WRITTEN_BETWEEN: Final = pickle.dumps(_BETWEEN, _PICKLE_PROTOCOL)[-10:-1]
 
-# The pickles that links.c writes: of so many 32-bit ids.
+# The pickles that digests.c writes: of so many 32-bit ids.
 _FEWEST_NATIVE: Final = 4
 _MOST_NATIVE: Final = 10_000
 _native: Callable[[bytes, array[int], int], bytes] | None
 try:
-    from router.prompt.links import sha256 as _native
+    from router.prompt.digests import sha256 as _native
 except ImportError:  # it is not compiled
     _native = None
 

@@ -122,14 +122,14 @@ static PyMethodDef functions[] = {
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "router.prompt.links",
+    .m_name = "router.prompt.digests",
     .m_doc = "vLLM's usual block hashes.",
     .m_size = 0,
     .m_methods = functions,
 };
 
 PyMODINIT_FUNC
-PyInit_links(void)
+PyInit_digests(void)
 {
     return PyModuleDef_Init(&module);
 }

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import router.prompt.blocks as hashing
 from router.prompt.blocks import Extra, Hasher
 
-SOURCE = Path(hashing.__file__).with_name("links.c")
+SOURCE = Path(hashing.__file__).with_name("digests.c")
 
 Sha256 = Callable[[bytes, "array[int]", int], bytes]
 
@@ -28,8 +28,8 @@ IDS = st.one_of(
 
 @pytest.fixture(scope="module")
 def sha256(tmp_path_factory: pytest.TempPathFactory) -> Sha256:
-    """links.c, compiled as strictly as the compiler can."""
-    at = tmp_path_factory.mktemp("links") / f"links{sysconfig.get_config_var('EXT_SUFFIX')}"
+    """digests.c, compiled as strictly as the compiler can."""
+    at = tmp_path_factory.mktemp("digests") / f"digests{sysconfig.get_config_var('EXT_SUFFIX')}"
     include = sysconfig.get_path("include")
     command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", f"-I{include}"]
     if sys.platform == "darwin":
@@ -46,7 +46,7 @@ def sha256(tmp_path_factory: pytest.TempPathFactory) -> Sha256:
         ):
             pytest.skip("there are no headers of Python or of OpenSSL")
         raise AssertionError(error.stderr) from None
-    spec = importlib.util.spec_from_file_location("router.prompt.links", at)
+    spec = importlib.util.spec_from_file_location("router.prompt.digests", at)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
