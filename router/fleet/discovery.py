@@ -84,11 +84,12 @@ class Fleet:
         return able or [replica for replica in self if replica.state is State.SILENT and replica.serves(model)]
 
     def models(self) -> list[dict[str, Any]] | None:
-        """The entry of each model and adapter that a ready replica serves, as the first such replica wrote it; None
-        where all serve the same, so that any of them can tell."""
+        """The entry of each model and adapter that is served, as the first of those replicas wrote it that any question
+        may go to, or the first of the others; None where any of those can tell of all."""
         able = self.able(None)
         cards: dict[str, Card] = {}
-        for replica in able:
+        # The others serve, too, what nobody else does: those that only prefill, and those that may only be busy.
+        for replica in [*able, *(replica for replica in self if replica.usable)]:
             cards = {**replica.models, **cards}
         if all(len(replica.models) == len(cards) for replica in able):
             return None

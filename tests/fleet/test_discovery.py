@@ -89,3 +89,15 @@ def test_answers_wait_for_a_replica_that_decodes() -> None:
     fleet = Fleet([], prefill=[A], decode=[B])
     up(fleet, "a:1")
     assert fleet.missing() == ["no replica for decode is ready: b:1: not reached yet"]
+
+
+def test_every_model_that_is_served_is_listed_whoever_serves_it() -> None:
+    fleet = Fleet([A], prefill=[B], decode=[C])
+    up(fleet, "a:1", "b:1", "c:1")
+    assert fleet.models() is None
+    fleet["b:1"].models = {"prefilled": Card("prefilled", entry={"id": "prefilled"})}
+    fleet["a:1"].models = {"busy": Card("busy", entry={"id": "busy"})}
+    fleet["a:1"].state = State.SILENT
+    fleet["c:1"].models = {"m": Card("m", entry={"id": "m"})}
+    assert all(fleet.able(model) for model in ("m", "busy", "prefilled"))
+    assert sorted(entry["id"] for entry in fleet.models() or []) == ["busy", "m", "prefilled"]
