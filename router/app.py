@@ -184,7 +184,7 @@ class Router:
             missing=self._missing,
             lacking=self.fleet.lacking,
             metrics=self._page if self._place is None else self._place.metrics,
-            models=self.fleet.models,
+            models=self._models,
         )
         self.door = Door(own.serve, _limits(settings), self._refused)
         self.door.keys = self._credentials.clients
@@ -526,6 +526,12 @@ class Router:
         if self.leaving:
             return ["the router is shutting down"]
         return self.fleet.missing()
+
+    def _models(self) -> list[dict[str, Any]] | None:
+        """The router's own list of models. Where it is for the replicas to judge clients' keys, one of them has to be
+        asked: a stranger is told nothing here."""
+        judged_there = self._credentials.clients is None and self._credentials.replica_key is not None
+        return None if judged_there else self.fleet.models()
 
     def _gauges(self) -> Iterable[Metric]:
         now = asyncio.get_running_loop().time()

@@ -64,6 +64,21 @@ async def test_without_keys_a_clients_authorization_passes_through(bench: Bench,
     assert replica.received[0].header(b"authorization") == f"Bearer {SECRET}".encode()
 
 
+async def test_where_the_replicas_judge_keys_they_also_judge_who_is_told_their_models(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "replica-key").write_text("sk-of-the-replicas\n")
+    replicas = [await bench.replica() for _ in range(2)]
+    for replica, model in zip(replicas, ("m", "other"), strict=True):
+        replica.models = [{"id": model}]
+    router = await bench.router(*replicas, api_key_file=tmp_path / "replica-key", probe_seconds=60)
+    client = await bench.client(router)
+    client.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-guessed\r\n\r\n")
+    assert (await client.reply()).status == 200
+    asked = [probe.header(b"authorization") for replica in replicas for probe in replica.probes]
+    assert asked.count(b"Bearer sk-guessed") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "header"),
     [
