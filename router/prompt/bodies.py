@@ -90,17 +90,15 @@ class Known:
         self.count = count
         self.short = short
         self.short_bytes = short_bytes
-        self.weight = 1000 + 2 * short_bytes
-        self.states: dict[bytes, State] = {}
         self.stand(states)
 
     def stand(self, states: dict[bytes, State]) -> None:
         """The states of its rendering, in place of those before."""
-        for state in self.states.values():
-            self.weight -= 300 + 2 * len(state.rest)
+        weight = 1000 + 2 * self.short_bytes
         for state in states.values():
-            self.weight += 300 + 2 * len(state.rest)
-        self.states = states
+            weight += 300 + 2 * len(state.rest)
+        # At once, and not by what came and went: other threads may do the same.
+        self.states, self.weight = states, weight
 
 
 def marks(body: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
 from router.prompt.blocks import NO_EXTRA, Extra
-from router.prompt.bodies import STEP, Bodies, marks
+from router.prompt.bodies import STEP, Bodies, Known, State, marks
 from router.prompt.chat import ChatTemplate
 from router.prompt.memo import Memo
 from router.prompt.reader import PromptError, Reader
@@ -354,3 +354,17 @@ def test_other_requests_are_read_as_from_scratch(
         body = json.dumps(asked).encode()
         assert outcome(reader, body, None, VIEWS, path) == from_scratch(reader, body, VIEWS, path)
         assert memo.held <= limit
+
+
+def test_a_known_beginning_weighs_what_it_holds_whoever_else_changed_it_meanwhile() -> None:
+    def states(rest: str) -> dict[bytes, State]:
+        return {b"key": State(b"", rest, 0)}
+
+    class Interrupted(dict[bytes, State]):
+        def values(self) -> Any:
+            known.stand(states("c" * 10))  # another thread has its turn
+            return super().values()
+
+    known = Known(0, b"", {}, 0, [], 0, states("a" * 5000))
+    known.stand(Interrupted(states("b" * 20)))
+    assert known.weight == Known(0, b"", {}, 0, [], 0, states("b" * 20)).weight
