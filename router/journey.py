@@ -153,10 +153,13 @@ class Journey(Steps):
         if not self._fleet.serves:
             return False
         course = passage.course = self._begin_at_once(passage)
-        if course is None or self._shared is not None:
+        if course is None:
+            return False
+        outside = None
+        if self._shared is not None and (outside := self._shared.at_hand()) is None:
             return False
         now = self._clock()
-        leg = self._next(passage, course, None, now)
+        leg = self._next(passage, course, outside, now)
         if leg is None:
             return False
         attempt = leg.attempt

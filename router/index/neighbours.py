@@ -94,6 +94,10 @@ class Neighbours:
 
     async def consult(self, asks: Sequence[tuple[Sequence[int], Sequence[str]]]) -> Outside:
         """The others' load. What they know of chains is in the index already."""
+        return self.at_hand()
+
+    def at_hand(self) -> Outside:
+        """The same, for whom cannot wait: nobody has to be asked."""
         return Outside({}, self.elsewhere())
 
     def elsewhere(self) -> dict[str, Others]:

@@ -237,6 +237,10 @@ class Shared:
         """Whether the store knew what the member holds, by its events, when it was asked last."""
         return member in self._told
 
+    def at_hand(self) -> Outside | None:
+        """What `consult` says, as far as nobody has to be asked: nothing."""
+        return None
+
     async def consult(self, asks: Sequence[tuple[Sequence[int], Sequence[str]]]) -> Outside | None:
         """What the store knows of these chains, each given with the replicas that are asked for it, and the load that
         other routers have given to the fleet. None where it does not answer in time, now or any more."""

@@ -15,6 +15,7 @@ from router.app import Router
 from router.index import neighbours as module
 from router.index.memory import Match
 from router.index.neighbours import MAX_MESSAGE_BYTES, Neighbours
+from router.index.news import Load
 from router.index.shared import Busy
 from router.index.shared_codec import Others
 from router.worker import Place
@@ -193,3 +194,28 @@ async def test_a_prompt_that_one_worker_sent_is_followed_by_the_other(directory:
         assert first == second
         assert cold == 0
         assert warm > 900
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/chat/completions"])
+async def test_what_others_have_in_flight_counts_and_nobody_is_waited_for(
+    directory: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    replicas = [await Scripted().start() for _ in range(2)]
+    for replica in replicas:
+        stack.push_async_callback(replica.stop)
+    settings = settings_for([replica.url for replica in replicas], workers=2)
+    router = await stack.enter_async_context(Router(settings, Place(1, directory)))
+    neighbours = router.neighbours
+    assert neighbours is not None
+
+    async def consult(_: object) -> None:
+        raise AssertionError("what is at hand is asked for")
+
+    monkeypatch.setattr(neighbours, "consult", consult)
+    later = asyncio.get_running_loop().time() + 60
+    client = await Raw.connect(router.address)
+    for busy, free in (replicas, replicas[::-1], replicas):
+        neighbours._told[2] = (later, [Load(busy.name, 50, 40, 30_000.0, 0.0, 1e6)])
+        client.post(path, b'{"model":"m","messages":[{"role":"user","content":"hi"}]}')
+        assert (await client.reply()).header(b"x-warmroute-replica") == free.name.encode()
+    client.leave()
