@@ -66,6 +66,8 @@ class Neighbours:
         self._records: list[Record] = []
         self._links: dict[int, asyncio.WriteTransport] = {}
         self._told: dict[int, tuple[float, list[Load]]] = {}
+        self._summed = Outside()
+        self._summed_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._encode = msgspec.msgpack.Encoder().encode
         self._server: asyncio.Server | None = None
@@ -97,8 +99,12 @@ class Neighbours:
         return self.at_hand()
 
     def at_hand(self) -> Outside:
-        """The same, for whom cannot wait: nobody has to be asked."""
-        return Outside({}, self.elsewhere())
+        """The same, for whom cannot wait: nobody has to be asked. No older than what is told is anyhow."""
+        now = self._clock()
+        if now >= self._summed_until:
+            self._summed = Outside({}, self.elsewhere())
+            self._summed_until = now + TELL_SECONDS
+        return self._summed
 
     def elsewhere(self) -> dict[str, Others]:
         """What all other workers have at each replica, at this moment."""
@@ -170,6 +176,7 @@ class Neighbours:
                 finally:
                     del self._links[number]
                     self._told.pop(number, None)  # it has nothing in flight any more
+                    self._summed_until = 0.0
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _remind(self) -> None:
@@ -181,6 +188,7 @@ class Neighbours:
 
     def hear(self, news: News) -> None:
         self._told[news.worker] = (self._clock(), news.loads)
+        self._summed_until = 0.0
         index = self.index
         for record in news.records:
             keys = array("Q", record.keys).tolist()

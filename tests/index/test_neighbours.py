@@ -15,7 +15,7 @@ from router.app import Router
 from router.index import neighbours as module
 from router.index.memory import Match
 from router.index.neighbours import MAX_MESSAGE_BYTES, Neighbours
-from router.index.news import Load
+from router.index.news import Load, News
 from router.index.shared import Busy
 from router.index.shared_codec import Others
 from router.worker import Place
@@ -212,10 +212,10 @@ async def test_what_others_have_in_flight_counts_and_nobody_is_waited_for(
         raise AssertionError("what is at hand is asked for")
 
     monkeypatch.setattr(neighbours, "consult", consult)
-    later = asyncio.get_running_loop().time() + 60
+    monkeypatch.setattr(module, "LEASE_SECONDS", 600.0)
     client = await Raw.connect(router.address)
     for busy, free in (replicas, replicas[::-1], replicas):
-        neighbours._told[2] = (later, [Load(busy.name, 50, 40, 30_000.0, 0.0, 1e6)])
+        neighbours.hear(News(2, [Load(busy.name, 50, 40, 30_000.0, 0.0, 1e6)], []))
         client.post(path, b'{"model":"m","messages":[{"role":"user","content":"hi"}]}')
         assert (await client.reply()).header(b"x-warmroute-replica") == free.name.encode()
     client.leave()
