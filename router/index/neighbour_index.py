@@ -47,6 +47,24 @@ class NeighbourIndex(Index):
         packed = array("Q", keys).tobytes()
         self._neighbours.tell(Record(replica, packed, rank, ended, prompt_blocks, now, until, beyond, partial))
 
+    def hear(self, record: Record) -> None:
+        """What another worker recorded or forgot. It is not told on."""
+        replica, keys, rank = record.replica, array("Q", record.keys).tolist(), record.rank
+        if record.forgotten:
+            super().forget(replica, keys, rank)
+        else:
+            super().record(
+                replica,
+                keys,
+                ended=record.ended,
+                prompt_blocks=record.prompt_blocks,
+                now=record.now,
+                until=record.until,
+                rank=rank,
+                beyond=record.beyond,
+                partial=record.partial,
+            )
+
     def forget(self, replica: str, keys: list[int], rank: int | None = None) -> None:
         super().forget(replica, keys, rank)
         self._neighbours.tell(Record(replica, array("Q", keys).tobytes(), rank, forgotten=True))

@@ -11,12 +11,10 @@ import asyncio
 import contextlib
 import functools
 import logging
-from array import array
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from router.index.memory import Index
 from router.index.neighbour_index import NeighbourIndex
 from router.index.news import Load, News, Record
 from router.index.shared_codec import Others, Outside
@@ -54,7 +52,7 @@ class Neighbours:
         loads: Callable[[float], Iterable[Busy]],
         heard: Callable[[Mapping[str, Others]], None],
     ) -> None:
-        self.index: Index = NeighbourIndex(self)
+        self.index = NeighbourIndex(self)
         """The index that tells and is told."""
         self.untold = 0
         """Messages that found no room at a neighbour who does not read."""
@@ -189,25 +187,8 @@ class Neighbours:
     def hear(self, news: News) -> None:
         self._told[news.worker] = (self._clock(), news.loads)
         self._summed_until = 0.0
-        index = self.index
         for record in news.records:
-            keys = array("Q", record.keys).tolist()
-            # The base class's own methods: what was told is not told on.
-            if record.forgotten:
-                Index.forget(index, record.replica, keys, record.rank)
-            else:
-                Index.record(
-                    index,
-                    record.replica,
-                    keys,
-                    ended=record.ended,
-                    prompt_blocks=record.prompt_blocks,
-                    now=record.now,
-                    until=record.until,
-                    rank=record.rank,
-                    beyond=record.beyond,
-                    partial=record.partial,
-                )
+            self.index.hear(record)
         self._heard(self.elsewhere())
 
     def joined(self, reader: _Reader) -> None:
