@@ -340,10 +340,10 @@ def grow(
     """Go on from a block's `digest` and the `tail` of tokens behind it. `first`: no block is full yet."""
     if block_size < 1:
         raise ValueError(f"block size must be at least 1, not {block_size}")
-    count, left = divmod(len(tail) + len(tokens), block_size)
-    if not count:
-        return Run([], digest, _joined(tail, tokens))
     ids, size = _joined(tail, tokens), len(hasher.none_hash)
+    count, left = divmod(len(ids), block_size)
+    if not count:
+        return Run([], digest, ids)
     digests = b""
     if first and extra.cache_salt:
         digests = digest = hasher.links(digest, ids[:block_size], block_size, extra.keys(first=True))
