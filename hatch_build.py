@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # What a request passes on its way, by directory. Not all of the router: what mypyc cannot compile, or what is not in a
 # hurry, stays.
 _HOT = {
-    "router": "course divided evidence journey learning leg passage reading resuming series telemetry trail",
+    "router": "course divided evidence journey learning leg passage reading resuming series telemetry trail turn",
     "router/choose": "cost dispatch policies split",
     "router/fleet": "breaker discovery ledger rates replica",
     "router/index": "feedback gallop held known memory neighbour_index residency shared_index shared_known",

@@ -36,6 +36,7 @@ from router.prompt.continuing import UnfitError
 from router.prompt.request import Ask, without_hand_off
 from router.resuming import Resumption, resumable
 from router.trail import Trail
+from router.turn import Turn
 from router.wire import errors
 from router.wire.attempts import Attempt, Ending, Patience
 from router.wire.upgrade import Upgrade
@@ -137,35 +138,54 @@ class Journey(Steps):
         self.tracer: Tracer | None = None
         # Ids of requests that bring none: unlike any other process's, and cheap.
         self._ids, self._number = secrets.token_hex(8).encode(), _FIRST_NUMBER
-        self._clock: Callable[[], float] = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        self._clock: Callable[[], float] = loop.time
+        self._turn = Turn(loop)
 
     def serve(self, request: Request, client: Front, ended: Callable[[Task], None]) -> Passage:
         """Begin to answer one client's request; `ended` is told when that is over."""
-        passage = Passage(self, request, client, ended)
+        passage = Passage(self, self._turn, request, client, ended)
         passage.begin()
         return passage
 
-    def begin(self, passage: Passage) -> bool:
+    def look(self, passage: Passage) -> bool:
         request = passage.request
         if self.tracer is not None:
             passage.span = self.tracer.begin(request)
         self._prepare(request)
         if not self._fleet.serves:
             return False
-        course = passage.course = self._begin_at_once(passage)
-        if course is None:
-            return False
+        if request.method != b"POST":
+            passage.ask = Ask()
+            return True
+        passage.looked = self._reading.look(request.path, request.body)
+        ask = passage.ask = self._reading.at_once(request.path, request.body, passage.looked)
+        return ask is not None and not ask.hand_off
+
+    def read(self, passage: Passage) -> bool:
+        ask, request = passage.ask, passage.request
+        assert ask is not None
+        prompt = self._reading.prompt(ask, request.path, len(request.body))
+        passage.course = self._course(request, passage.client, prompt, request.body, passage.began)
+        # An open stream is not to hold them beyond their use.
+        passage.looked = passage.ask = None
+        return True
+
+    def choose(self, passage: Passage) -> bool:
+        course = passage.course
+        assert course is not None
         outside = None
         if self._shared is not None and (outside := self._shared.at_hand()) is None:
             return False
-        now = self._clock()
-        leg = self._next(passage, course, outside, now)
-        if leg is None:
-            return False
-        attempt = leg.attempt
-        if attempt is None or request.upgrade:
-            return False
-        return attempt.start(self._pools[leg.placement.replica.name], course.body, passage, now)
+        leg = self._next(passage, course, outside, self._clock())
+        return leg is not None and leg.attempt is not None and not passage.request.upgrade
+
+    def send(self, passage: Passage) -> bool:
+        course, leg = passage.course, passage.leg
+        assert course is not None
+        assert leg is not None
+        assert leg.attempt is not None
+        return leg.attempt.start(self._pools[leg.placement.replica.name], course.body, passage, self._clock())
 
     async def go_on(self, passage: Passage) -> None:
         passage.told = await self._rest(passage)
@@ -226,27 +246,12 @@ class Journey(Steps):
         if self.rules.replica_headers:
             request.add(self.rules.replica_headers)
 
-    def _begin_at_once(self, passage: Passage) -> Course | None:
-        """Read a request as most are; None where that takes long, or its body has to be changed."""
-        request = passage.request
-        body, path = request.body, request.path
-        if request.method == b"POST":
-            looked = self._reading.look(path, body)
-            ask = self._reading.at_once(path, body, looked)
-            if ask is None or ask.hand_off:
-                passage.looked = looked
-                return None
-        else:
-            ask = Ask()
-        prompt = self._reading.prompt(ask, path, len(body))
-        return self._course(request, passage.client, prompt, body, passage.began)
-
     async def _begin_aside(self, passage: Passage) -> Course:
         """Read any other request, in a thread where it is long."""
         request = passage.request
         body, path = request.body, request.path
         ask, size = await self._reading.ask(path, body, passage.looked)
-        passage.looked = None  # an open stream is not to hold it beyond its use
+        passage.looked = passage.ask = None
         if ask.hand_off:
             # These steer KV transfers inside the fleet; a client's can pin blocks or kill an engine.
             body = await self._reading.aside(len(body), lambda: without_hand_off(request.body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
 
     from router.course import Course
     from router.leg import Leg
+    from router.prompt.request import Ask
     from router.reading import Looked
     from router.tracing import Span
+    from router.turn import Turn
     from router.wire.attempts import Outcome
     from router.wire.front import Front
     from router.wire.http import Request
+
+log = logging.getLogger("warmroute.journey")
 
 # Endings after which nothing is left to be tried.
 _LAST: Final = frozenset({Ending.COMPLETE, Ending.BROKEN, Ending.STALLED})
@@ -30,9 +35,21 @@ class Steps(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def begin(self, passage: Passage) -> bool:
-        """Go as far as nothing has to be waited for. Whether it is on its way: then its `answered` is told of its
-        answer. Else `go_on` does the rest."""
+    def look(self, passage: Passage) -> bool:
+        """What does it ask for? False here, or at one of the next steps: something has to be waited for, and `go_on`
+        does the rest."""
+
+    @abstractmethod
+    def read(self, passage: Passage) -> bool:
+        """What does its prompt look like to the engine?"""
+
+    @abstractmethod
+    def choose(self, passage: Passage) -> bool:
+        """Where is it answered soonest?"""
+
+    @abstractmethod
+    def send(self, passage: Passage) -> bool:
+        """Send it there. Whether it is on its way: then its `answered` is told of its answer."""
 
     @abstractmethod
     def go_on(self, passage: Passage) -> Coroutine[Any, Any, None]:
@@ -64,7 +81,11 @@ class Passage(Task):
         "_ended",
         "_errand",
         "_loop",
+        "_outcome",
+        "_over",
         "_steps",
+        "_turn",
+        "ask",
         "began",
         "came",
         "client",
@@ -77,12 +98,17 @@ class Passage(Task):
         "told",
     )
 
-    def __init__(self, steps: Steps, request: Request, client: Front, ended: Callable[[Task], None]) -> None:
+    def __init__(
+        self, steps: Steps, turn: Turn, request: Request, client: Front, ended: Callable[[Task], None]
+    ) -> None:
         super().__init__()
         self._steps = steps
+        self._turn = turn
         self._loop = client.loop
         self._ended = ended
         self._errand: Errand | None = None
+        self._outcome: Outcome | None = None
+        self._over = False
         self.request = request
         self.client = client
         self.span: Span | None = None
@@ -92,6 +118,8 @@ class Passage(Task):
         """Likewise, by the performance counter."""
         self.looked: Looked | None = None
         """What was found of its body's beginning, until it is read."""
+        self.ask: Ask | None = None
+        """Likewise."""
         self.course: Course | None = None
         """Once it is read."""
         self.leg: Leg | None = None
@@ -102,64 +130,112 @@ class Passage(Task):
         """How it ended, and the status that the client was told."""
 
     def begin(self) -> None:
+        """Soon, together with what came at the same time."""
+        self._turn.came(self)
+
+    def look(self) -> bool:
         try:
-            on_its_way = self._steps.begin(self)
+            return not self._over and (self._steps.look(self) or self._go_on())
         except Exception as error:
-            self.error = error
-            if self.leg is not None:
-                self._steps.left(self)
-                self.leg = None
-            self._loop.call_soon(self._finish)
-            return
-        if not on_its_way:
-            self._go_on()
+            return self._fail(error)
+
+    def read(self) -> bool:
+        try:
+            return self._steps.read(self) or self._go_on()
+        except Exception as error:
+            return self._fail(error)
+
+    def choose(self) -> bool:
+        try:
+            return self._steps.choose(self) or self._go_on()
+        except Exception as error:
+            return self._fail(error)
+
+    def send(self) -> None:
+        try:
+            if not self._steps.send(self):
+                self._go_on()
+        except Exception as error:
+            self._fail(error)
+
+    def _go_on(self) -> bool:
+        self._errand = Errand(self._loop, self._steps.go_on(self), self._gone)
+        self._errand.begin()
+        return False
+
+    def _fail(self, error: Exception) -> bool:
+        self.error = error
+        if self.leg is not None:
+            self._steps.left(self)
+        self._end_soon()
+        return False
+
+    def _end_soon(self) -> None:
+        self._over = True
+        self._loop.call_soon(self.end)
 
     def cancel(self, _message: object = None) -> bool:
         if self._errand is not None:
             return self._errand.cancel()
-        if self.cancelled or self.leg is None:
+        if self._over:
             return False
         self.cancelled = True
-        self._steps.left(self)
-        self._loop.call_soon(self._finish)
+        if self.leg is not None:
+            self._steps.left(self)
+        self._end_soon()
         return True
 
     def answered(self) -> None:
-        course, leg = self.course, self.leg
-        if self.cancelled or course is None or leg is None or leg.attempt is None:
+        leg = self.leg
+        if self._over or leg is None or leg.attempt is None:
             return
         outcome = leg.attempt.outcome
         if outcome is None or outcome.ending not in _LAST:
             self._go_on()
             return
         leg.attempt.leave()
-        now = self._loop.time()
+        self._outcome, self._over = outcome, True
+        self._turn.answered(self)
+
+    def hear(self) -> None:
+        leg, outcome = self.leg, self._outcome
+        assert leg is not None
+        assert outcome is not None
         try:
-            self._steps.over(leg, now)
+            self._steps.over(leg, self._loop.time())
+            if outcome.ending is Ending.COMPLETE:
+                leg.answer()
+        except Exception as error:
+            self.error = error
+
+    def learn(self) -> None:
+        course, leg, outcome = self.course, self.leg, self._outcome
+        assert course is not None
+        assert leg is not None
+        assert outcome is not None
+        try:
             self.told = self._steps.judge(course, leg, outcome)
         except Exception as error:
             self.error = error
-        self._end(now)
 
-    def _go_on(self) -> None:
-        self._errand = Errand(self._loop, self._steps.go_on(self), self._gone)
-        self._errand.begin()
+    def end(self) -> None:
+        self.leg = None
+        try:
+            self._steps.finish(self, self._loop.time())
+        except Exception as error:
+            self.error = self.error or error
+        try:
+            self._ended(self)
+        except Exception:
+            # Others are to be ended after it.
+            log.exception("a connection failed inside the router")
+            self.client.abort()
+        self.error = None  # its traceback leads back here: not to wait for the garbage collector
 
     def _gone(self, errand: Task) -> None:
         self.cancelled, self.error = errand.cancelled, errand.error
         self._errand = None  # each knows the other
+        self._over = True
         if self.leg is not None:
             self._steps.left(self)  # it was booked, and nobody set out with it
-        self._finish()
-
-    def _finish(self) -> None:
-        self._end(self._loop.time())
-
-    def _end(self, now: float) -> None:
-        self.leg = None
-        try:
-            self._steps.finish(self, now)
-        except Exception as error:
-            self.error = self.error or error
-        self._ended(self)
-        self.error = None  # its traceback leads back here: not to wait for the garbage collector
+        self.end()

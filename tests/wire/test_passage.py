@@ -101,7 +101,7 @@ async def test_a_failure_as_an_errand_sets_out_books_nothing_either(
         calls.append(1)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(router._journey, "_begin_at_once", lambda _: None)
+    monkeypatch.setattr(router._journey, "look", lambda _: False)
     monkeypatch.setattr(router._journey, "_attempt", fail)
     client.post("/v1/chat/completions", BODY)
     assert (await client.reply()).status == 500

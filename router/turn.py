@@ -1,0 +1,70 @@
+"""What one turn of the event loop has brought, done together: each step for all of it, and only then the next.
+
+A request passes more code and data than the processor's caches hold. Served one by one, with other connections' bytes
+and the kernel's work in between, each finds little of it there: a short chat then costs nearly twice as much.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from router.passage import Passage
+
+MOST: Final = 16
+"""No more are done together: the first one waits for the last one's steps."""
+
+
+class Turn:
+    """Collects what is to be begun and ended until the loop has handed over all that it had."""
+
+    __slots__ = ("_answered", "_came", "_loop", "_set")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._came: list[Passage] = []
+        self._answered: list[Passage] = []
+        self._set = False
+
+    def came(self, one: Passage) -> None:
+        """Begin it soon."""
+        self._came.append(one)
+        if not self._set:
+            self._set = True
+            self._loop.call_soon(self._go)
+
+    def answered(self, one: Passage) -> None:
+        """End it soon."""
+        self._answered.append(one)
+        if not self._set:
+            self._set = True
+            self._loop.call_soon(self._go)
+
+    def _go(self) -> None:
+        # What has ended first: it makes room, and teaches what the next choice should know.
+        answered, self._answered = self._answered, []
+        for at in range(0, len(answered), MOST):
+            _end(answered[at : at + MOST])
+        came, self._came = self._came, []
+        self._set = False
+        for at in range(0, len(came), MOST):
+            _begin(came[at : at + MOST])
+
+
+def _begin(some: list[Passage]) -> None:
+    some = [each for each in some if each.look()]
+    some = [each for each in some if each.read()]
+    some = [each for each in some if each.choose()]
+    for each in some:
+        each.send()
+
+
+def _end(some: list[Passage]) -> None:
+    for each in some:
+        each.hear()
+    for each in some:
+        each.learn()
+    for each in some:
+        each.end()

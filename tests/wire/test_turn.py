@@ -1,0 +1,169 @@
+"""What comes in one turn of the event loop is begun together, and what is answered in one is ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from router.app import Router
+from router.turn import MOST
+from router.wire.front import Front
+from tests.wire.conftest import Bench
+from tests.wire.scripted import BODY, Raw, until
+from tests.wire.test_passage import load, passages
+
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+
+async def clients(bench: Bench, router: Router, count: int) -> tuple[list[Raw], list[Front]]:
+    """So many, and the router's ends of their connections, in the same order."""
+    assert router.door is not None
+    found: list[Raw] = []
+    fronts: list[Front] = []
+    for _ in range(count):
+        client = await bench.client(router)
+        await until(lambda: len(router.door.connections) == len(found) + 1, "the connection is there")  # type: ignore[union-attr]
+        found.append(client)
+        fronts += [each for each in router.door.connections if each not in fronts]
+    return found, fronts
+
+
+class Steps:
+    """Notes which step of the journey is taken for which client, and fails one of them where that is wanted."""
+
+    NAMES = ("look", "read", "choose", "send", "judge", "finish")
+
+    def __init__(self, router: Router, fronts: list[Front], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken: list[tuple[str, int]] = []
+        self.fails: tuple[str, int] | None = None
+        self._fronts = fronts
+        for name in self.NAMES:
+            monkeypatch.setattr(router._journey, name, self._noted(name, getattr(router._journey, name)))
+
+    def _noted(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(whose: Any, *more: Any) -> Any:
+            client = self._fronts.index(whose.client)
+            self.taken.append((name, client))
+            if (name, client) == self.fails:
+                raise ZeroDivisionError
+            return step(whose, *more)
+
+        return noted
+
+    def of(self, client: int) -> list[str]:
+        return [name for name, whose in self.taken if whose == client]
+
+
+@pytest.mark.interpreted
+async def test_each_step_is_taken_for_all_that_came_before_the_next_one_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await bench.router(await bench.replica())
+    callers, fronts = await clients(bench, router, 3)
+    steps = Steps(router, fronts, monkeypatch)
+    for front in fronts:
+        front.data_received(REQUEST)
+    assert not steps.taken
+    for client in callers:
+        assert (await client.reply()).status == 200
+    await until(lambda: not passages(router), "all are over")
+    begun = [step for step in steps.taken if step[0] in ("look", "read", "choose", "send")]
+    assert begun == [(name, client) for name in ("look", "read", "choose", "send") for client in range(3)]
+    assert all(steps.of(client) == list(Steps.NAMES) for client in range(3))
+
+
+@pytest.mark.interpreted
+async def test_of_many_so_many_are_begun_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = await bench.router(await bench.replica())
+    callers, fronts = await clients(bench, router, MOST + 1)
+    steps = Steps(router, fronts, monkeypatch)
+    for front in fronts:
+        front.data_received(REQUEST)
+    await until(lambda: ("send", MOST) in steps.taken, "all are begun")
+    assert steps.taken.index(("send", MOST - 1)) < steps.taken.index(("look", MOST))
+    for client in callers:
+        assert (await client.reply()).status == 200
+
+
+async def test_who_is_called_off_before_it_was_begun_reaches_no_replica(bench: Bench) -> None:
+    replica = await bench.replica()
+    router = await bench.router(replica)
+    (client, _), (front, other) = await clients(bench, router, 2)
+    front.data_received(REQUEST)
+    other.data_received(REQUEST)
+    task = front._task
+    assert task is not None
+    assert task.cancel()
+    assert not task.cancel()
+    assert await client.closed() == b""
+    await until(lambda: not passages(router), "both are over")
+    assert len(replica.received) == 1
+    assert load(router) == [0]
+    assert router.door is not None
+    assert router.door.held_bytes == 0
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("step", Steps.NAMES)
+async def test_what_fails_for_one_fails_for_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    router = await bench.router(await bench.replica())
+    callers, fronts = await clients(bench, router, 3)
+    steps = Steps(router, fronts, monkeypatch)
+    steps.fails = (step, 1)
+    for front in fronts:
+        front.data_received(REQUEST)
+    told = [(await client.reply()).status for client in callers]
+    assert told == [200, 200 if step in ("judge", "finish") else 500, 200]
+    await until(lambda: not passages(router), "all are over")
+    assert load(router) == [0]
+    assert steps.of(0) == steps.of(2) == list(Steps.NAMES)
+
+
+@pytest.mark.interpreted
+async def test_a_connection_that_fails_as_its_request_ends_is_broken_and_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await bench.router(await bench.replica())
+    (first, second), fronts = await clients(bench, router, 2)
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(fronts[0], "_told", fail)
+    for front in fronts:
+        front.data_received(REQUEST)
+    assert (await first.reply()).status == 200
+    assert await first.closed() == b""
+    for _ in range(2):
+        assert (await second.reply()).status == 200
+        second.post("/v1/chat/completions", BODY)
+    assert "a connection failed inside the router" in caplog.text
+    assert load(router) == [0]
+
+
+@pytest.mark.interpreted
+async def test_who_leaves_as_its_answer_is_ended_is_not_called_off(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was answered: the replica has nothing left to be called off."""
+    router = await bench.router(await bench.replica())
+    (client,), (front,) = await clients(bench, router, 1)
+    client.post("/v1/chat/completions", BODY)
+    assert (await client.reply()).status == 200  # by an errand, which made the connection to the replica
+    asked = []
+    judge = router._journey.judge
+
+    def leave(*about: Any) -> Any:
+        assert front._task is not None
+        asked.append(front._task.cancel())
+        return judge(*about)
+
+    monkeypatch.setattr(router._journey, "judge", leave)
+    client.post("/v1/chat/completions", BODY)
+    assert (await client.reply()).status == 200
+    await until(lambda: not passages(router), "it is over")
+    assert asked == [False]
+    client.post("/v1/chat/completions", BODY)
+    assert (await client.reply()).status == 200
