@@ -165,10 +165,17 @@ class Journey(Steps):
     def read(self, passage: Passage) -> bool:
         ask, request = passage.ask, passage.request
         assert ask is not None
-        prompt = self._reading.prompt(ask, request.path, len(request.body))
-        passage.course = self._course(request, passage.client, prompt, request.body, passage.began)
+        passage.prompt = self._reading.rows(ask, request.path, len(request.body))
         # An open stream is not to hold them beyond their use.
         passage.looked = passage.ask = None
+        return True
+
+    def hash(self, passage: Passage) -> bool:
+        prompt, request = passage.prompt, passage.request
+        assert prompt is not None
+        self._reading.blocks(prompt, len(request.body))
+        passage.course = self._course(request, passage.client, prompt, request.body, passage.began)
+        passage.prompt = None
         return True
 
     def choose(self, passage: Passage) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from router.course import Course
     from router.leg import Leg
     from router.prompt.request import Ask
-    from router.reading import Looked
+    from router.reading import Looked, Prompt
     from router.tracing import Span
     from router.turn import Turn
     from router.wire.attempts import Outcome
@@ -42,6 +42,10 @@ class Steps(ABC):
     @abstractmethod
     def read(self, passage: Passage) -> bool:
         """What does its prompt look like to the engine?"""
+
+    @abstractmethod
+    def hash(self, passage: Passage) -> bool:
+        """And what are its blocks?"""
 
     @abstractmethod
     def choose(self, passage: Passage) -> bool:
@@ -93,6 +97,7 @@ class Passage(Task):
         "leg",
         "legs",
         "looked",
+        "prompt",
         "request",
         "span",
         "told",
@@ -120,6 +125,8 @@ class Passage(Task):
         """What was found of its body's beginning, until it is read."""
         self.ask: Ask | None = None
         """Likewise."""
+        self.prompt: Prompt | None = None
+        """Until it is hashed."""
         self.course: Course | None = None
         """Once it is read."""
         self.leg: Leg | None = None
@@ -142,6 +149,12 @@ class Passage(Task):
     def read(self) -> bool:
         try:
             return self._steps.read(self) or self._go_on()
+        except Exception as error:
+            return self._fail(error)
+
+    def hash(self) -> bool:
+        try:
+            return self._steps.hash(self) or self._go_on()
         except Exception as error:
             return self._fail(error)
 

@@ -130,39 +130,59 @@ class Reading:
     def prompt(self, ask: Ask, path: str, body_bytes: int) -> Prompt:
         """The prompts of a request and their blocks. What cannot be read is routed by load, never refused: the engine
         is the judge of bodies."""
+        prompt = self.rows(ask, path, body_bytes)
+        self.blocks(prompt, body_bytes)
+        return prompt
+
+    def rows(self, ask: Ask, path: str, body_bytes: int) -> Prompt:
+        """The prompts of a request, without their blocks yet."""
         prompt = Prompt(ask)
         if ask.kind != "other" or path.endswith(GENERATING):
             prompt.answer_tokens = min(ask.max_tokens or USUAL_ANSWER_TOKENS, USUAL_ANSWER_TOKENS) * min(ask.n, MAX_N)
         if ask.kind == "other":
             why = "its prompt cannot be read" if prompted(path) else "its route has no prompt"
-            return self._unread(prompt, body_bytes, why)
+            self._unread(prompt, body_bytes, why)
+            return prompt
         replicas = self._fleet.able(ask.model)
         if not replicas:
-            return self._unread(prompt, body_bytes, "no replica serves its model")
+            self._unread(prompt, body_bytes, "no replica serves its model")
+            return prompt
         prompt.reader = self._readers[self._base(replicas[0], ask.model)]
         try:
             prompt.prompts = prompt.reader.rows(ask)
-            for replica in replicas:
-                self.chains(prompt, replica)
-            per_token = prompt.reader.units_per_token
-            prompt.tokens = [len(each) // per_token for each in prompt.prompts]
-        except PromptError:
-            return self._unread(prompt, body_bytes, "its prompt cannot be read")
         except Exception as error:
-            # Whatever a client managed to break here, its request still goes through.
-            if (kind := type(error).__name__) not in self._surprises:
-                self._surprises.add(kind)
-                log.exception("a prompt could not be read; the next ones that fail like this are only counted")
-            return self._unread(prompt, body_bytes, "reading its prompt failed")
+            self._failed(prompt, body_bytes, error)
         return prompt
 
-    def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> Prompt:
+    def blocks(self, prompt: Prompt, body_bytes: int) -> None:
+        """Their blocks and lengths, where they could be read."""
+        reader = prompt.reader
+        if reader is None or prompt.unread is not None:
+            return
+        try:
+            for replica in self._fleet.able(prompt.ask.model):
+                self.chains(prompt, replica)
+            per_token = reader.units_per_token
+            prompt.tokens = [len(each) // per_token for each in prompt.prompts]
+        except Exception as error:
+            self._failed(prompt, body_bytes, error)
+
+    def _failed(self, prompt: Prompt, body_bytes: int, error: Exception) -> None:
+        """Whatever a client managed to break here, its request still goes through."""
+        if isinstance(error, PromptError):
+            self._unread(prompt, body_bytes, "its prompt cannot be read")
+            return
+        if (kind := type(error).__name__) not in self._surprises:
+            self._surprises.add(kind)
+            log.error("a prompt could not be read; the next ones that fail like this are only counted", exc_info=error)
+        self._unread(prompt, body_bytes, "reading its prompt failed")
+
+    def _unread(self, prompt: Prompt, body_bytes: int, why: str) -> None:
         prompt.unread = why
         if prompt.reader is not None:
             prompt.prompts, prompt.views = [], []
         tokens = body_bytes // BODY_BYTES_PER_TOKEN
         prompt.tokens = [tokens if tokens <= ANY_MODELS_TOKENS else min(tokens, self._longest(prompt.ask.model))]
-        return prompt
 
     def _longest(self, model: str | None) -> int:
         """The longest prompt that a model takes, in tokens: images and uploads are not as long as their bodies."""

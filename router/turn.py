@@ -56,6 +56,7 @@ class Turn:
 def _begin(some: list[Passage]) -> None:
     some = [each for each in some if each.look()]
     some = [each for each in some if each.read()]
+    some = [each for each in some if each.hash()]
     some = [each for each in some if each.choose()]
     for each in some:
         each.send()

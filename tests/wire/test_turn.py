@@ -33,7 +33,7 @@ async def clients(bench: Bench, router: Router, count: int) -> tuple[list[Raw], 
 class Steps:
     """Notes which step of the journey is taken for which client, and fails one of them where that is wanted."""
 
-    NAMES = ("look", "read", "choose", "send", "judge", "finish")
+    NAMES = ("look", "read", "hash", "choose", "send", "judge", "finish")
 
     def __init__(self, router: Router, fronts: list[Front], monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[tuple[str, int]] = []
@@ -69,8 +69,8 @@ async def test_each_step_is_taken_for_all_that_came_before_the_next_one_is(
     for client in callers:
         assert (await client.reply()).status == 200
     await until(lambda: not passages(router), "all are over")
-    begun = [step for step in steps.taken if step[0] in ("look", "read", "choose", "send")]
-    assert begun == [(name, client) for name in ("look", "read", "choose", "send") for client in range(3)]
+    begun = [step for step in steps.taken if step[0] in ("look", "read", "hash", "choose", "send")]
+    assert begun == [(name, client) for name in ("look", "read", "hash", "choose", "send") for client in range(3)]
     assert all(steps.of(client) == list(Steps.NAMES) for client in range(3))
 
 
