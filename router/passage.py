@@ -137,7 +137,7 @@ class Passage(Task):
         """How it ended, and the status that the client was told."""
 
     def begin(self) -> None:
-        """Soon, together with what came at the same time."""
+        """Together with what came at the same time."""
         self._turn.came(self)
 
     def look(self) -> bool:
@@ -233,6 +233,7 @@ class Passage(Task):
 
     def end(self) -> None:
         self.leg = None
+        self._turn.ended()
         try:
             self._steps.finish(self, self._loop.time())
         except Exception as error:

@@ -18,26 +18,40 @@ MOST: Final = 16
 
 
 class Turn:
-    """Collects what is to be begun and ended until the loop has handed over all that it had."""
+    """Collects what is to be begun and ended until the loop has handed over all that it had. What is alone has nothing
+    to wait for, and is done at once."""
 
-    __slots__ = ("_answered", "_came", "_loop", "_set")
+    __slots__ = ("_answered", "_came", "_loop", "_open", "_set")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._open = 0
         self._came: list[Passage] = []
         self._answered: list[Passage] = []
         self._set = False
 
     def came(self, one: Passage) -> None:
-        """Begin it soon."""
-        self._came.append(one)
-        if not self._set:
-            self._set = True
-            self._loop.call_soon(self._go)
+        """Begin it."""
+        self._open += 1
+        if self._open == 1:
+            _begin([one])
+        else:
+            self._came.append(one)
+            self._go_soon()
 
     def answered(self, one: Passage) -> None:
-        """End it soon."""
-        self._answered.append(one)
+        """End it."""
+        if self._open == 1:
+            _end([one])
+        else:
+            self._answered.append(one)
+            self._go_soon()
+
+    def ended(self) -> None:
+        """One of those that came is over."""
+        self._open -= 1
+
+    def _go_soon(self) -> None:
         if not self._set:
             self._set = True
             self._loop.call_soon(self._go)
