@@ -21,7 +21,7 @@ _HOT = {
     "router": "course divided evidence journey learning leg passage reading resuming series telemetry trail turn",
     "router/choose": "cost dispatch policies split",
     "router/fleet": "breaker discovery ledger rates replica",
-    "router/index": "feedback gallop held known memory neighbour_index residency shared_index shared_known",
+    "router/index": "abridging feedback gallop held known memory neighbour_index residency shared_index shared_known",
     "router/prompt": "blocks bodies cache chat continuing frames hashing memo reader readers request segments "
     "tokens turns",
     "router/wire": "alarms attempts errand errors front gather http known likeness own resumed seam stream "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING
 
 from router.index.memory import Index
@@ -44,12 +43,11 @@ class NeighbourIndex(Index):
             beyond=beyond,
             partial=partial,
         )
-        packed = array("Q", keys).tobytes()
-        self._neighbours.tell(Record(replica, packed, rank, ended, prompt_blocks, now, until, beyond, partial))
+        self._neighbours.tell(Record(replica, keys, rank, ended, prompt_blocks, now, until, beyond, partial))
 
     def hear(self, record: Record) -> None:
         """What another worker recorded or forgot. It is not told on."""
-        replica, keys, rank = record.replica, array("Q", record.keys).tolist(), record.rank
+        replica, keys, rank = record.replica, record.keys, record.rank
         if record.forgotten:
             super().forget(replica, keys, rank)
         else:
@@ -67,4 +65,4 @@ class NeighbourIndex(Index):
 
     def forget(self, replica: str, keys: list[int], rank: int | None = None) -> None:
         super().forget(replica, keys, rank)
-        self._neighbours.tell(Record(replica, array("Q", keys).tobytes(), rank, forgotten=True))
+        self._neighbours.tell(Record(replica, keys, rank, forgotten=True))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from router.index.abridging import Abridger
 from router.index.neighbour_index import NeighbourIndex
 from router.index.news import Load, News, Record
 from router.index.shared_codec import Others, Outside
@@ -62,6 +63,7 @@ class Neighbours:
         self._loads = loads
         self._heard = heard
         self._records: list[Record] = []
+        self._abridger = Abridger()
         self._links: dict[int, asyncio.WriteTransport] = {}
         self._told: dict[int, tuple[float, list[Load]]] = {}
         self._summed = Outside()
@@ -100,9 +102,12 @@ class Neighbours:
         """The same, for whom cannot wait: nobody has to be asked. No older than what is told is anyhow."""
         now = self._clock()
         if now >= self._summed_until:
-            self._summed = Outside({}, self.elsewhere())
-            self._summed_until = now + TELL_SECONDS
+            self._sum(now)
         return self._summed
+
+    def _sum(self, now: float) -> None:
+        self._summed = Outside({}, self.elsewhere())
+        self._summed_until = now + TELL_SECONDS
 
     def elsewhere(self) -> dict[str, Others]:
         """What all other workers have at each replica, at this moment."""
@@ -150,11 +155,13 @@ class Neighbours:
             )
             for busy in self._loads(self._clock())
         ]
+        self._abridger.shorten(records)
         said = self._encode(News(self._number, loads, records))
         pieces = (len(said).to_bytes(SIZE_BYTES, "big"), said)
         for transport in self._links.values():
             if transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
                 self.untold += 1
+                self._abridger.clear()  # it does not know what this one says
             else:
                 transport.writelines(pieces)
 
@@ -168,6 +175,7 @@ class Neighbours:
                     functools.partial(_Writer, ended), _path(self._directory, number)
                 )
                 self._links[number] = transport
+                self._abridger.clear()  # it does not know what others were told
                 self.load_changed()
                 try:
                     await ended
@@ -185,11 +193,12 @@ class Neighbours:
     # -- what is heard ------------------------------------------------------------------------------------------
 
     def hear(self, news: News) -> None:
-        self._told[news.worker] = (self._clock(), news.loads)
-        self._summed_until = 0.0
+        now = self._clock()
+        self._told[news.worker] = (now, news.loads)
         for record in news.records:
             self.index.hear(record)
-        self._heard(self.elsewhere())
+        self._sum(now)
+        self._heard(self._summed.loads)
 
     def joined(self, reader: _Reader) -> None:
         self._readers.add(reader)
@@ -204,6 +213,7 @@ class _Reader(asyncio.Protocol):
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
         self._decode = msgspec.msgpack.Decoder(News).decode
+        self._abridger = Abridger()
         self._unread = bytearray()
         self.transport: asyncio.Transport
 
@@ -226,6 +236,9 @@ class _Reader(asyncio.Protocol):
                 news = self._decode(said)
             except msgspec.MsgspecError:
                 self.transport.abort()
+                return
+            if not self._abridger.restore(news.records):
+                self.transport.abort()  # connected again it is told whole records
                 return
             self._neighbours.hear(news)
 

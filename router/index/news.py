@@ -6,11 +6,15 @@ import msgspec
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """See `Index.record`; with `forgotten`, `Index.forget`. `keys`: 8 bytes each. Times are of the clock that all
-    processes of a machine have in common."""
+    """See `Index.record`; with `forgotten`, `Index.forget`. Times are of the clock that all processes of a machine have
+    in common.
+
+    As it is told, `keys` are only those after the first `common` ones, which it shares with the record told before it,
+    or, of an answer, with its `prompt`, if that is known by its last key; see `Abridger`.
+    """
 
     replica: str
-    keys: bytes
+    keys: list[int]
     rank: int | None = None
     ended: bool = False
     prompt_blocks: int = 0
@@ -19,6 +23,8 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     beyond: int = 0
     partial: bool = False
     forgotten: bool = False
+    common: int = 0
+    prompt: int | None = None
 
 
 class Load(msgspec.Struct, array_like=True, gc=False):

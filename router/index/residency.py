@@ -118,7 +118,7 @@ class Residency:
         there is a last block that is not full. It is never found again, but takes room until the request is over.
         `guess`: how many of them are likely to be held. O(log n) for what is held, O(n) for what is new.
         """
-        if keys is self._asked:
+        if keys is self._asked or not guess:
             guess = self._depth
         room = self.capacity - 1 if partial and self.capacity > 1 else self.capacity
         if len(keys) > room:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 
@@ -15,7 +16,7 @@ from router.app import Router
 from router.index import neighbours as module
 from router.index.memory import Match
 from router.index.neighbours import MAX_MESSAGE_BYTES, Neighbours
-from router.index.news import Load, News
+from router.index.news import Load, News, Record
 from router.index.shared import Busy
 from router.index.shared_codec import Others
 from router.worker import Place
@@ -145,7 +146,49 @@ async def test_one_that_does_not_read_costs_no_memory_without_bound(
     assert link.get_write_buffer_size() < 100_000 + 2 * 8 * len(keys)
 
 
-@pytest.mark.parametrize("said", [b"\0\0\0\x04nope", (MAX_MESSAGE_BYTES + 1).to_bytes(4, "big")])
+async def test_an_answer_is_told_whole_to_who_does_not_know_its_prompt(
+    directory: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, other = KEYS[:2], list(range(100, 150))
+    one, two, three = (Worker(directory, number, 3) for number in (1, 2, 3))
+    for worker in (one, two):
+        await worker.neighbours.start()
+        stack.push_async_callback(worker.neighbours.stop)
+    await one.joined(1)
+    one.index.record("gpu1", prompt)
+    await until(lambda: two.index.match("gpu1", prompt).depth == 2, "the prompt is told")
+    await three.neighbours.start()
+    stack.push_async_callback(three.neighbours.stop)
+    await one.joined(2)
+    one.index.record("gpu1", KEYS, ended=True, prompt_blocks=2)
+    for worker in (two, three):
+        await until(lambda worker=worker: worker.index.match("gpu1", KEYS).depth == 4, "it knows all")  # type: ignore[misc]
+
+    one.index.record("gpu1", [7, 8])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "MAX_UNREAD_BYTES", -1)
+        one.index.record("gpu1", other)
+        await until(lambda: one.neighbours.untold > 0, "nobody is told")
+    one.index.record("gpu1", [*other, 150], ended=True, prompt_blocks=len(other))
+    for worker in (two, three):
+        await until(lambda worker=worker: worker.index.match("gpu1", [*other, 150]).depth == 51, "it knows all")  # type: ignore[misc]
+    assert one.neighbours.untold == 2
+
+
+def framed(news: News) -> bytes:
+    said = msgspec.msgpack.encode(news)
+    return len(said).to_bytes(4, "big") + said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\0\0\0\x04nope",
+        (MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"),
+        framed(News(2, [], [Record("gpu1", [1], ended=True, prompt=5)])),
+        framed(News(2, [], [Record("gpu1", [1], common=1)])),
+    ],
+)
 async def test_who_talks_nonsense_is_no_neighbour(directory: Path, stack: AsyncExitStack, said: bytes) -> None:
     one = Worker(directory, 1)
     await started(stack, one)
