@@ -178,10 +178,19 @@ class Passage(Task):
 
     def _fail(self, error: Exception) -> bool:
         self.error = error
-        if self.leg is not None:
-            self._steps.left(self)
+        self._leave()
         self._end_soon()
         return False
+
+    def _leave(self) -> None:
+        """Where it was booked."""
+        if self.leg is None:
+            return
+        try:
+            self._steps.left(self)
+        except Exception:
+            # It is to be ended all the same, and others of its turn are to be begun after it.
+            log.exception("a request could not be called off")
 
     def _end_soon(self) -> None:
         self._over = True
@@ -193,8 +202,7 @@ class Passage(Task):
         if self._over:
             return False
         self.cancelled = True
-        if self.leg is not None:
-            self._steps.left(self)
+        self._leave()
         self._end_soon()
         return True
 
@@ -250,6 +258,5 @@ class Passage(Task):
         self.cancelled, self.error = errand.cancelled, errand.error
         self._errand = None  # each knows the other
         self._over = True
-        if self.leg is not None:
-            self._steps.left(self)  # it was booked, and nobody set out with it
+        self._leave()  # where it was booked, and nobody set out with it
         self.end()

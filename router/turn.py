@@ -57,12 +57,12 @@ class Turn:
             self._loop.call_soon(self._go)
 
     def _go(self) -> None:
+        self._set = False
         # What has ended first: it makes room, and teaches what the next choice should know.
         answered, self._answered = self._answered, []
         for at in range(0, len(answered), MOST):
             _end(answered[at : at + MOST])
         came, self._came = self._came, []
-        self._set = False
         for at in range(0, len(came), MOST):
             _begin(came[at : at + MOST])
 

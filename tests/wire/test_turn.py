@@ -11,7 +11,7 @@ from router.app import Router
 from router.turn import MOST
 from router.wire.front import Front
 from tests.wire.conftest import Bench
-from tests.wire.scripted import BODY, Raw, until
+from tests.wire.scripted import BODY, Raw, hang, until
 from tests.wire.test_passage import load, passages
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
@@ -28,6 +28,10 @@ async def clients(bench: Bench, router: Router, count: int) -> tuple[list[Raw], 
         found.append(client)
         fronts += [each for each in router.door.connections if each not in fronts]
     return found, fronts
+
+
+def fail(_: object) -> None:
+    raise ZeroDivisionError
 
 
 class Steps:
@@ -125,14 +129,46 @@ async def test_what_fails_for_one_fails_for_no_other(bench: Bench, monkeypatch: 
 
 
 @pytest.mark.interpreted
+async def test_what_cannot_even_be_called_off_is_ended_and_stops_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await bench.router(await bench.replica())
+    callers, fronts = await clients(bench, router, 4)
+    Steps(router, fronts, monkeypatch).fails = ("send", 2)
+    monkeypatch.setattr(router._journey, "left", fail)
+    for front in fronts:
+        front.data_received(REQUEST)
+    assert [(await client.reply()).status for client in callers] == [200, 200, 500, 200]
+    await until(lambda: not passages(router), "all are over")
+    assert "a request could not be called off" in caplog.text
+    assert router._journey._turn._open == 0
+    assert router.door is not None
+    assert router.door.held_bytes == 0
+
+
+@pytest.mark.interpreted
+async def test_who_leaves_and_cannot_be_called_off_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = await bench.replica()
+    router = await bench.router(replica)
+    (client,), _ = await clients(bench, router, 1)
+    client.post("/v1/chat/completions", BODY)
+    assert (await client.reply()).status == 200  # by an errand, which made the connection to the replica
+    replica.script = hang
+    client.post("/v1/chat/completions", BODY)
+    await until(lambda: len(replica.received) == 2, "the replica has the request")
+    monkeypatch.setattr(router._journey, "left", fail)
+    client.leave()
+    await until(lambda: router._journey._turn._open == 0, "it is over")
+    assert router.door is not None
+    assert router.door.held_bytes == 0
+
+
+@pytest.mark.interpreted
 async def test_a_connection_that_fails_as_its_request_ends_is_broken_and_no_other(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     router = await bench.router(await bench.replica())
     (first, second), fronts = await clients(bench, router, 2)
-
-    def fail(_: object) -> None:
-        raise ZeroDivisionError
 
     monkeypatch.setattr(fronts[0], "_told", fail)
     for front in fronts:
