@@ -148,11 +148,19 @@ class Journey(Steps):
         passage.begin()
         return passage
 
-    def look(self, passage: Passage) -> bool:
+    def prepare(self, passage: Passage) -> None:
         request = passage.request
         if self.tracer is not None:
             passage.span = self.tracer.begin(request)
-        self._prepare(request)
+        if not request.id:
+            self._number += 1
+            request.id = b"%b%d" % (self._ids, self._number)
+            request.lines = b"%bX-Request-Id: %b\r\n" % (request.lines, request.id)
+        if self.rules.replica_headers:
+            request.add(self.rules.replica_headers)
+
+    def look(self, passage: Passage) -> bool:
+        request = passage.request
         if not self._fleet.serves:
             return False
         if request.method != b"POST":
@@ -243,15 +251,6 @@ class Journey(Steps):
             self.access.write(line(request, client, trail, now=time()))
         if passage.span is not None and self.tracer is not None:
             self.tracer.end(passage.span, request, client, trail)
-
-    def _prepare(self, request: Request) -> None:
-        """Give the request what it carries beside the client's own headers."""
-        if not request.id:
-            self._number += 1
-            request.id = b"%b%d" % (self._ids, self._number)
-            request.lines = b"%bX-Request-Id: %b\r\n" % (request.lines, request.id)
-        if self.rules.replica_headers:
-            request.add(self.rules.replica_headers)
 
     async def _begin_aside(self, passage: Passage) -> Course:
         """Read any other request, in a thread where it is long."""

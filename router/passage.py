@@ -35,6 +35,11 @@ class Steps(ABC):
     __slots__ = ()
 
     @abstractmethod
+    def prepare(self, passage: Passage) -> None:
+        """Give the request what it carries beside the client's own headers, its id first of all: it may be called off,
+        and is told of by that, before there is a next step."""
+
+    @abstractmethod
     def look(self, passage: Passage) -> bool:
         """What does it ask for? False here, or at one of the next steps: something has to be waited for, and `go_on`
         does the rest."""
@@ -138,6 +143,10 @@ class Passage(Task):
 
     def begin(self) -> None:
         """Together with what came at the same time."""
+        try:
+            self._steps.prepare(self)
+        except Exception as error:
+            self._fail(error)
         self._turn.came(self)
 
     def look(self) -> bool:

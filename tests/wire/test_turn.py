@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from router.turn import MOST
 from router.wire.front import Front
 from tests.wire.conftest import Bench
 from tests.wire.scripted import BODY, Raw, hang, until
+from tests.wire.test_access_log import told
 from tests.wire.test_passage import load, passages
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
@@ -38,7 +40,7 @@ class Steps:
     """Notes which step of the journey is taken for which client, and fails one of them where that is wanted."""
 
     BEGIN = ("look", "read", "hash", "choose", "send")
-    NAMES = (*BEGIN, "judge", "finish")
+    NAMES = ("prepare", *BEGIN, "judge", "finish")
 
     def __init__(self, router: Router, fronts: list[Front], monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[tuple[str, int]] = []
@@ -71,7 +73,7 @@ async def test_each_step_is_taken_for_all_that_came_before_the_next_one_is(
     for front in fronts:
         front.data_received(REQUEST)
     # The first one was alone.
-    assert steps.taken == [(name, 0) for name in Steps.BEGIN]
+    assert [step for step in steps.taken if step[0] in Steps.BEGIN] == [(name, 0) for name in Steps.BEGIN]
     for client in callers:
         assert (await client.reply()).status == 200
     await until(lambda: not passages(router), "all are over")
@@ -110,6 +112,24 @@ async def test_who_is_called_off_before_it_was_begun_reaches_no_replica(bench: B
     assert load(router) == [0]
     assert router.door is not None
     assert router.door.held_bytes == 0
+
+
+async def test_who_is_called_off_before_it_was_begun_is_told_of_like_any_other(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "access.log"
+    router = await bench.router(await bench.replica(), access_log=file, otlp_endpoint="http://127.0.0.1:9")
+    callers, fronts = await clients(bench, router, 3)
+    for front in fronts:
+        front.data_received(REQUEST)
+    assert [each.span is not None for each in passages(router)] == [True] * 3
+    assert router.door is not None
+    router.door.cut()
+    ids = []
+    for client in callers:
+        reply = await client.reply()
+        assert reply.status == 503
+        ids += reply.headers(b"x-request-id")
+    assert len(set(ids)) == 3
+    assert {line["request_id"].encode() for line in await told(file, 3)} == set(ids)
 
 
 @pytest.mark.interpreted
