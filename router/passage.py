@@ -155,6 +155,11 @@ class Passage(Task):
         except Exception as error:
             return self._fail(error)
 
+    @property
+    def new_bytes(self) -> int:
+        """So much of its body is to be read, once it was looked at."""
+        return self.looked[1] if self.looked is not None else 0
+
     def read(self) -> bool:
         try:
             return self._steps.read(self) or self._go_on()

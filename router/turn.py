@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MOST: Final = 16
 """No more are done together: the first one waits for the last one's steps."""
+LONG_BYTES: Final = 8 * 1024
+"""Nobody waits for the steps of a request with more than this to be read, which takes milliseconds in any company."""
 
 
 class Turn:
@@ -69,6 +71,13 @@ class Turn:
 
 def _begin(some: list[Passage]) -> None:
     some = [each for each in some if each.look()]
+    _send([each for each in some if each.new_bytes <= LONG_BYTES])
+    for each in some:
+        if each.new_bytes > LONG_BYTES:
+            _send([each])
+
+
+def _send(some: list[Passage]) -> None:
     some = [each for each in some if each.read()]
     some = [each for each in some if each.hash()]
     some = [each for each in some if each.choose()]

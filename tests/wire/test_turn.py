@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 
 from router.app import Router
-from router.turn import MOST
+from router.turn import LONG_BYTES, MOST
 from router.wire.front import Front
 from tests.wire.conftest import Bench
 from tests.wire.scripted import BODY, Raw, hang, until
 from tests.wire.test_access_log import told
 from tests.wire.test_passage import load, passages
 
-REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+def post(body: bytes) -> bytes:
+    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+REQUEST = post(BODY)
 
 
 async def clients(bench: Bench, router: Router, count: int) -> tuple[list[Raw], list[Front]]:
@@ -94,6 +99,22 @@ async def test_of_many_so_many_are_begun_together(bench: Bench, monkeypatch: pyt
     assert steps.taken.index(("send", MOST)) < steps.taken.index(("look", MOST + 1))
     for client in callers:
         assert (await client.reply()).status == 200
+
+
+@pytest.mark.interpreted
+async def test_nobody_waits_for_a_long_prompt(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = await bench.router(await bench.replica())
+    callers, fronts = await clients(bench, router, 5)
+    steps = Steps(router, fronts, monkeypatch)
+    long = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"long " * (LONG_BYTES // 5))
+    for client, front in enumerate(fronts):
+        front.data_received(post(long) if client in (1, 3) else REQUEST)
+    for caller in callers:
+        assert (await caller.reply()).status == 200
+    sent = [client for name, client in steps.taken if name == "send"]
+    assert sent == [0, 2, 4, 1, 3]
+    assert steps.taken.index(("send", 4)) < steps.taken.index(("read", 1))
+    assert steps.taken.index(("send", 1)) < steps.taken.index(("read", 3))
 
 
 async def test_who_is_called_off_before_it_was_begun_reaches_no_replica(bench: Bench) -> None:
