@@ -47,6 +47,7 @@ class Child:
         self.address = ("", 0)
         self.said: list[str] = []
         self._reading: asyncio.Task[None] | None = None
+        self._clients = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Child:
         self.process = await asyncio.create_subprocess_exec(
@@ -76,6 +77,8 @@ class Child:
 
     async def __aexit__(self, *_: object) -> None:
         await self.kill()
+        # One left open is closed by whoever collects garbage, in the middle of another test.
+        await self._clients.aclose()
         assert self._reading is not None
         await self._reading
 
@@ -86,9 +89,11 @@ class Child:
             families = text_string_to_metric_families(await answer.text())
         return [sample for each in families if each.name == family for sample in each.samples]
 
-    def client(self) -> openai.AsyncOpenAI:
+    async def client(self) -> openai.AsyncOpenAI:
         host, port = self.address
-        return openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0)
+        return await self._clients.enter_async_context(
+            openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0)
+        )
 
 
 async def ask(client: Any, messages: list[dict[str, str]]) -> tuple[str, str, int, int, int]:
@@ -121,7 +126,7 @@ async def play(store: Server, fleet: Fleet, *, killed: bool) -> list[tuple[int, 
     conversations, found = talks(34), []
     async with contextlib.AsyncExitStack() as stack:
         child = await stack.enter_async_context(Child(*flags))
-        client = child.client()
+        client = await child.client()
         for step in range(3):
             for talk in conversations:
                 goes_on(talk, (await ask(client, talk))[0], step)
@@ -129,7 +134,7 @@ async def play(store: Server, fleet: Fleet, *, killed: bool) -> list[tuple[int, 
             await _all_told(child)
             await child.kill()
             child = await stack.enter_async_context(Child(*flags))
-            client = child.client()
+            client = await child.client()
         for step in range(100):
             talk = conversations[step % 34]
             text, _, *tokens = await ask(client, talk)
@@ -344,7 +349,7 @@ async def test_an_embedded_store_ends_with_its_router(fleet: Fleet) -> None:
         link = await Link.connect(Target(path=where), None)
         pid = int((await link.call(b"INFO", b"server")).decode().split("process_id:")[1].split("\r")[0])
         link.close()
-        await ask(child.client(), talks(1)[0])
+        await ask(await child.client(), talks(1)[0])
         await child.kill()
         await until(lambda: not _runs(pid), "the server is gone too")
     with pytest.raises(LinkError):

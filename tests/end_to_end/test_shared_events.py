@@ -188,14 +188,14 @@ async def test_a_router_that_takes_over_knows_all_at_once(store: Server, fleet: 
         return await client.ask(next(asked))
 
     async with Child(*flags) as child:
-        client = Client(child.client())
+        client = Client(await child.client())
         before = [await ask(child, client) for _ in range(100)]
         under_load = [asyncio.create_task(client.ask(next(asked))) for _ in range(20)]
         await asyncio.wait(under_load, return_when=asyncio.FIRST_COMPLETED)
         await child.kill()
         await asyncio.gather(*under_load, return_exceptions=True)
     async with Child(*flags) as child:
-        client = Client(child.client())
+        client = Client(await child.client())
         after = [await ask(child, client) for _ in range(100)]
     assert all(predicted == delivered for predicted, delivered, _ in before)
     # Both replicas are used as before, and nothing is foretold that is not there; but a prompt that was cut off counts
