@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import engine_sequence
@@ -18,6 +19,8 @@ from replicas import Replica, free_port, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+PLAYS = 3
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +79,33 @@ def test_one_after_another(real: Replica) -> None:
 
 
 def test_four_at_a_time(real: Replica) -> None:
-    """Requests that race for blocks: who preempts whom depends on when they arrive, so alike is what they can be."""
+    """Requests that race for blocks: who preempts whom depends on when they arrive, so that the engine itself is never
+    twice the same. The fake is no less like it than it is like itself, and a hundredth."""
     made = engine_sequence.waves(engine_sequence.Script(5), 40)
-    assert exchange(real.url, "POST", "/reset_prefix_cache").status == 200
-    before = engine_sequence.counters(real.url)
-    theirs = engine_sequence.play_four_at_a_time(real.url, made)
-    real_counts = {name: count - before[name] for name, count in engine_sequence.counters(real.url).items()}
-    with fake("--time-scale", "1") as (url, _replay):
-        engine_sequence.play_four_at_a_time(url, made, theirs)
-        fake_counts = engine_sequence.counters(url)
-    rates = [counts["prefix_cache_hits"] / counts["prefix_cache_queries"] for counts in (real_counts, fake_counts)]
+    real_rates, fake_rates, real_preempted, fake_preempted = [], [], [], []
+    for _ in range(PLAYS):
+        assert exchange(real.url, "POST", "/reset_prefix_cache").status == 200
+        before = engine_sequence.counters(real.url)
+        theirs = engine_sequence.play_four_at_a_time(real.url, made)
+        real_counts = {name: count - before[name] for name, count in engine_sequence.counters(real.url).items()}
+        with fake("--time-scale", "1") as (url, _replay):
+            engine_sequence.play_four_at_a_time(url, made, theirs)
+            fake_counts = engine_sequence.counters(url)
+        assert real_counts["prefix_cache_queries"] == fake_counts["prefix_cache_queries"]
+        for counts, rates, preempted in (
+            (real_counts, real_rates, real_preempted),
+            (fake_counts, fake_rates, fake_preempted),
+        ):
+            rates.append(counts["prefix_cache_hits"] / counts["prefix_cache_queries"])
+            preempted.append(counts["num_preemptions"])
     summary.append(
-        f"fake engine, four at a time: hit rate {rates[1]:.3f}, real {rates[0]:.3f}; "
-        f"preemptions {fake_counts['num_preemptions']}, real {real_counts['num_preemptions']}"
+        f"fake engine, four at a time: hit rates {_shown(fake_rates)}, real {_shown(real_rates)}; "
+        f"preemptions {fake_preempted}, real {real_preempted}"
     )
-    assert real_counts["prefix_cache_queries"] == fake_counts["prefix_cache_queries"]
-    assert real_counts["num_preemptions"] > 10
-    assert abs(rates[0] - rates[1]) < 0.01
-    assert fake_counts["num_preemptions"] == pytest.approx(real_counts["num_preemptions"], rel=0.15)
+    assert min(real_preempted) > 10
+    assert min(real_rates) - 0.01 < median(fake_rates) < max(real_rates) + 0.01
+    assert median(fake_preempted) == pytest.approx(median(real_preempted), rel=0.15)
+
+
+def _shown(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.3f}" for rate in rates)
