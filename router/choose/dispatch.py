@@ -332,11 +332,8 @@ class Dispatch:
     ) -> list[Candidate]:
         nothing = (0,) * len(tokens)
         found = []
-        guess = 0
         for place, replica in enumerate(replicas):
-            candidate = self._candidate(now, replica, chains[place], nothing, rank, outside, guess)
-            if candidate.hit:
-                guess = candidate.cached[0] // replica.block_size  # others often hold the same
+            candidate = self._candidate(now, replica, chains[place], nothing, rank, outside)
             self._add_others(now, candidate, replica, tokens, outside)
             found.append(candidate)
         return found
@@ -349,10 +346,8 @@ class Dispatch:
         nothing: tuple[int, ...],
         rank: int | None,
         outside: Outside | None,
-        guess: int,
     ) -> Candidate:
-        """The replica as this router has loaded it. `nothing`: no token of any of the prompts; `guess`: as in
-        `Index.match`."""
+        """The replica as this router has loaded it. `nothing`: no token of any of the prompts."""
         name, load = replica.name, replica.load
         cached, continues = nothing, False
         if chains:
@@ -362,7 +357,7 @@ class Dispatch:
                 if place < len(told):
                     match = together(self._index, name, chain.keys, now, rank, told[place])
                 else:
-                    match = self._index.match(name, chain.keys, now, rank, 0 if place else guess)
+                    match = self._index.match(name, chain.keys, now, rank)
                 rank = match.rank  # all prompts of a request go to one
                 continues = continues or match.continues
                 if match.depth and replica.prefix_caching:

@@ -121,13 +121,13 @@ class Index:
         self._replicas.pop(replica, None)
         self._known.pop(replica, None)
 
-    def match(self, replica: str, keys: list[int], now: float = 0.0, rank: int | None = None, guess: int = 0) -> Match:
-        """`rank`: look there alone; the prompts of one request go to one rank. `guess`: how deep it is elsewhere."""
+    def match(self, replica: str, keys: list[int], now: float = 0.0, rank: int | None = None) -> Match:
+        """`rank`: look there alone; the prompts of one request go to one rank."""
         residency = self._replicas.get(replica)
         if residency is None:
             ranks = self._known.get(replica)
             return Match(0, False) if ranks is None else self._match_known(ranks, keys, now, rank)
-        depth, ends = residency.match(keys, guess)
+        depth, ends = residency.match(keys)
         return Match(depth, ends)
 
     def _match_known(self, ranks: dict[int, Known], keys: list[int], now: float, rank: int | None) -> Match:
@@ -161,7 +161,7 @@ class Index:
         when the prefill should be through. `rank`: as `match` gave it."""
         residency = self._replicas.get(replica)
         if residency is not None:
-            residency.record(keys, ended=ended, beyond=beyond, partial=partial, guess=prompt_blocks)
+            residency.record(keys, ended=ended, beyond=beyond, partial=partial)
         elif (known := self._rank(self._known.get(replica, {}), rank)) is not None:
             if ended:
                 known.answered(keys, prompt_blocks, now, beyond=beyond, partial=partial)

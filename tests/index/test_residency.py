@@ -39,24 +39,24 @@ def test_a_prompt_longer_than_the_pool_keeps_its_head() -> None:
 def test_a_turn_is_gone_on_with_once() -> None:
     cache = Residency(100)
     cache.record([1, 2])
-    assert not cache.ends_a_turn(2)  # not answered yet: whoever matches here shares the prompt, not its past
+    assert cache.match([1, 2]) == (2, False)  # not answered yet: who matches here shares the prompt, not its past
     cache.record([1, 2, 3], ended=True)
-    assert cache.ends_a_turn(3)
-    assert not cache.ends_a_turn(1)
+    assert cache.match([1, 2, 3]) == (3, True)
+    assert cache.match([1]) == (1, False)
     cache.record([1, 2, 3, 4])
-    assert not cache.ends_a_turn(3)
+    assert cache.match([1, 2, 3]) == (3, False)
     cache.record([1, 2, 3, 4], ended=True)
     cache.record([1, 2, 3, 4], ended=True)
-    assert not cache.ends_a_turn(4)  # two ended here
+    assert cache.match([1, 2, 3, 4]) == (4, False)  # two ended here
 
 
 def test_a_turn_may_part_from_the_answer_in_its_midst() -> None:
     cache = Residency(100)
     cache.record([1, 2])
     cache.record([1, 2, 3, 4, 5], ended=True)
-    assert [cache.ends_a_turn(key) for key in (1, 2, 3, 4, 5)] == [False, True, True, True, True]
+    assert held(cache) == {1: False, 2: True, 3: True, 4: True, 5: True}
     cache.record([1, 2, 3, 9])
-    assert [cache.ends_a_turn(key) for key in (1, 2, 3, 4, 5)] == [False, False, False, True, True]
+    assert held(cache) == {1: False, 2: False, 3: False, 4: True, 5: True, 9: False}
 
 
 def test_forget_and_resize() -> None:
@@ -69,6 +69,33 @@ def test_forget_and_resize() -> None:
     assert (len(cache), cache.depth([1, 2]), cache.depth([5, 6])) == (3, 1, 2)
     with pytest.raises(ValueError):
         Residency(0)
+
+
+def held(cache: Residency) -> dict[int, bool]:
+    """All blocks, and of which a conversation waits there."""
+    return {
+        key: residency._state_at(run, run.start + place) == residency.ENDED
+        for run in cache._order.values()
+        for place, key in enumerate(run.keys)
+        if key
+    }
+
+
+def consistent(cache: Residency) -> None:
+    """What is kept beside the order of runs says the same as that."""
+    runs = [run for run in cache._order.values() if run.state != residency._UNNAMED]
+    assert all(run.keys for run in cache._order.values())
+    assert {run.keys[0]: id(run) for run in runs} == {key: id(run) for key, run in cache._heads.items()}
+    ends = {
+        run.keys[-1]: id(run)
+        for run in runs
+        if residency._state_at(run, run.start + len(run.keys) - 1) == residency.OPEN
+    }
+    assert {key: id(run) for key, run in cache._open.items()} == ends
+    named = [key for run in runs for key in run.keys]
+    assert cache._named == len(named) == len(set(named))
+    if cache._where is not None:
+        assert {key: id(run) for key, run in cache._where.items()} == {key: id(run) for run in runs for key in run.keys}
 
 
 class Naive:
@@ -134,14 +161,13 @@ def test_what_is_held_is_closed_under_prefixes_and_bounded(
         cache.record(keys_of(path), ended=ended)
         assert len(cache) <= capacity
         assert cache.depth(keys_of(path)) == min(len(path), capacity)
-    held = cache._held
-    for key in held:
+    there = held(cache)
+    for key in there:
         parent = (key - 1) // 3
-        assert parent <= 1 or parent in held
-    # Galloping finds what walking finds.
+        assert parent <= 1 or parent in there
     keys = keys_of(probe)
-    walked = next((i for i, key in enumerate(keys) if key not in held), len(keys))
-    assert cache.depth(keys) == walked
+    assert cache.depth(keys) == next((i for i, key in enumerate(keys) if key not in there), len(keys))
+    consistent(cache)
 
 
 steps = st.tuples(
@@ -177,11 +203,11 @@ def test_runs_keep_the_order_that_blocks_have_one_by_one(
             cache.record(keys, ended=what == "answer", beyond=number, partial=partial)
             naive.record(keys, what == "answer", number, partial)
         assert len(cache) == len(naive.queue)
-        assert {key: cache.ends_a_turn(key) for key in cache._held} == {
-            key: state == "ended" for key, state in naive.queue.items() if key > 0
-        }
-        depth, ends = cache.match(keys)
-        assert (depth, ends) == (cache.depth(keys), depth > 0 and cache.ends_a_turn(keys[depth - 1]))
+        there = held(cache)
+        assert there == {key: state == "ended" for key, state in naive.queue.items() if key > 0}
+        depth = next((i for i, key in enumerate(keys) if key not in there), len(keys))
+        assert cache.match(keys) == (depth, depth > 0 and there[keys[depth - 1]])
+        consistent(cache)
 
 
 @given(
@@ -200,10 +226,32 @@ def test_names_that_are_no_hashes_do_no_harm(capacity: int, steps: list[tuple[li
             cache.forget(keys)
         else:
             cache.drop(keys)
-            assert not cache._held.keys() & set(keys)
         assert len(cache) <= capacity
-    cache.drop(range(10))
-    assert len(cache) == 0
+        cache.match(keys)
+    cache.record(list(range(100, 100 + capacity)))
+    assert held(cache).keys() == set(range(100, 100 + capacity))
+    consistent(cache)
+
+
+@settings(max_examples=400)
+@given(
+    st.integers(4, 30),
+    st.lists(st.tuples(paths, st.sampled_from(["record", "record", "answer", "drop"]), st.integers(0, 9)), max_size=60),
+)
+def test_what_the_engine_drops_is_not_found(capacity: int, steps: list[tuple[list[int], str, int]]) -> None:
+    cache = Residency(capacity)
+    for path, what, which in steps:
+        keys = keys_of(path)
+        if what == "drop":
+            gone = keys[which:]
+            cache.drop(gone)
+            assert not held(cache).keys() & set(gone)
+            assert cache.depth(keys) <= which
+        else:
+            cache.record(keys, ended=what == "answer")
+            assert cache.depth(keys) == min(len(keys), capacity)
+        assert len(cache) <= capacity
+        consistent(cache)
 
 
 def test_what_the_engine_dropped_is_held_again_when_it_is_used_again() -> None:
@@ -215,8 +263,9 @@ def test_what_the_engine_dropped_is_held_again_when_it_is_used_again() -> None:
     cache.drop([2])
     assert (cache.depth([1, 2]), cache.depth([1, 2, 8, 9]), cache.depth([1, 2, 3])) == (1, 1, 1)
     cache.record([1, 2, 3, 4])
-    assert cache._held.keys() == {1, 2, 3, 4, 8, 9}
+    assert held(cache).keys() == {1, 2, 3, 4, 8, 9}
     assert cache.depth([1, 2, 8, 9]) == 4  # nothing was said of these two
+    consistent(cache)
 
 
 def test_a_few_runs_are_all_that_is_kept_of_long_conversations() -> None:
@@ -269,12 +318,13 @@ def test_forgetting_leaves_no_hole(steps: list[tuple[list[int], str, int]], prob
         else:
             added.append(keys[cache.depth(keys) :])
             cache.record(keys, ended=what == "answer")
-    held = cache._held
-    for key in held:
+    there = held(cache)
+    for key in there:
         parent = (key - 1) // 3
-        assert parent <= 1 or parent in held
+        assert parent <= 1 or parent in there
     keys = keys_of(probe)
-    assert cache.depth(keys) == next((i for i, key in enumerate(keys) if key not in held), len(keys))
+    assert cache.depth(keys) == next((i for i, key in enumerate(keys) if key not in there), len(keys))
+    consistent(cache)
 
 
 def test_the_index_knows_replicas_by_name() -> None:
