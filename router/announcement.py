@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from router.fleet.replica import Replica
     from router.prompt.readers import Readers
 
-# Memory of one block in the index, in pools of prompts that have 8 blocks or more of their own (CPython 3.11 to 3.13).
+# Memory of one block in the index, as a replica's events tell of it (CPython 3.11 to 3.13). One that is presumed takes
+# less, where prompts have four blocks or more of their own.
 BLOCK_BYTES = 120
 
 

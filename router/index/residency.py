@@ -13,6 +13,7 @@ parts from it, and goes on with what that one adds.
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -39,8 +40,8 @@ class _Run(msgspec.Struct, gc=False, eq=False):
 
     start: int
     """How many blocks stand before its first, from the root on."""
-    keys: tuple[int, ...]
-    """Zeros where they have no name."""
+    keys: array[int]
+    """Zeros where they have no name. Never empty while the run is in its order."""
     place: int = 0
     """In the order of use; 0 out of it."""
     state: int = SHARED
@@ -52,8 +53,8 @@ class _Run(msgspec.Struct, gc=False, eq=False):
 class Residency:
     """The presumed cache of one replica. Keys are vLLM's block hashes, their low 64 bits.
 
-    `capacity`: blocks, the engine's num_gpu_blocks - 1 (one is its null block). Memory: about 45 bytes a block, and
-    about 400 a run: as much for each block where most prompts have but one of their own.
+    `capacity`: blocks, the engine's num_gpu_blocks - 1 (one is its null block). Memory: 8 bytes a block, and about
+    400 a run: as much for each block where most prompts have but one of their own.
     """
 
     __slots__ = ("_heads", "_named", "_oldest", "_open", "_order", "_places", "_unnamed", "_where", "capacity")
@@ -105,7 +106,7 @@ class Residency:
         unnamed = min(beyond, room - len(keys))
         if unnamed:
             self._unnamed += unnamed
-            self._touch(_Run(0, (0,) * unnamed, 0, _UNNAMED))
+            self._touch(_Run(0, array("Q", bytes(8 * unnamed)), 0, _UNNAMED))
         if keys:
             self._record(keys, ended)
         self._evict(room)
@@ -122,7 +123,7 @@ class Residency:
         if len(path) > _MOST_RUNS:
             path = [self._joined(path)]
         if there < whole:
-            new = tuple(keys[there:])
+            new = array("Q", keys[there:])
             if before == SHARED:
                 # Others went on from here, or will: a run that went on with these would soon be divided again.
                 path.append(self._new(there, new))
@@ -169,7 +170,7 @@ class Residency:
             at += common
         return path
 
-    def _new(self, start: int, keys: tuple[int, ...]) -> _Run:
+    def _new(self, start: int, keys: array[int]) -> _Run:
         run = _Run(start, keys)
         self._heads[keys[0]] = run
         return run
@@ -183,7 +184,7 @@ class Residency:
         if self._where is not None:
             self._find_in(rest, rest.keys)
         self._order[run.place] = rest
-        run.keys = run.keys[:count]
+        del run.keys[count:]
 
     def _joined(self, path: list[_Run]) -> _Run:
         """One run in place of these, which go on one another."""
@@ -221,7 +222,7 @@ class Residency:
                 for key in keys[count:]:
                     if self._where.get(key) is run:
                         del self._where[key]
-        run.keys = keys[:count]
+        del keys[count:]
         if not count:
             self._order.pop(run.place, None)
             run.place = 0
@@ -245,7 +246,7 @@ class Residency:
             tails[key] = chain
         for start, chain in reversed(chains):
             self._named += len(chain)
-            self._touch(self._new(start, tuple(chain)))
+            self._touch(self._new(start, array("Q", chain)))
         self._evict(self.capacity)
 
     def forget(self, keys: list[int]) -> None:
@@ -273,7 +274,7 @@ class Residency:
             if run_of is not None:
                 self._trim(run_of, _place(run_of, key))
 
-    def _find_in(self, run: _Run, keys: tuple[int, ...]) -> None:
+    def _find_in(self, run: _Run, keys: array[int]) -> None:
         """These blocks are to be found in this run."""
         where = self._where
         assert where is not None
@@ -309,7 +310,7 @@ def _state_at(run: _Run, place: int) -> int:
     return state if state == SHARED or place - run.start >= run.turn else SHARED
 
 
-def _common(ours: tuple[int, ...], keys: list[int], at: int) -> int:
+def _common(ours: array[int], keys: list[int], at: int) -> int:
     """How far a chain goes along with a run's blocks from its block `at` on, the run's first. Equal blocks follow equal
     ones."""
     most = min(len(ours), len(keys) - at)
