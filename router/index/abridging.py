@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from router.index.gallop import common
+
 if TYPE_CHECKING:
     from router.index.news import Record
 
@@ -47,9 +49,8 @@ class Abridger:
                     last = keys[record.prompt_blocks - 1]
                     if (prompt := self._take(last)) is not None:
                         before, record.prompt = prompt, last
-                common = _common(keys, before)
-                record.common = common
-                record.keys = keys[common:]
+                record.common = common(keys, before)
+                record.keys = keys[record.common :]
             self._remember(record, keys)
 
     def restore(self, records: list[Record]) -> bool:
@@ -61,11 +62,11 @@ class Abridger:
                 before: list[int] | None = self._before
                 if record.prompt is not None:
                     before = self._take(record.prompt)
-                common = record.common
-                if before is None or not 0 <= common <= len(before):
+                shared = record.common
+                if before is None or not 0 <= shared <= len(before):
                     return False
                 # An answer mostly fills no block: then its keys are its prompt's.
-                keys = before[:common] + keys if keys or common < len(before) else before
+                keys = before[:shared] + keys if keys or shared < len(before) else before
                 record.keys = keys
             self._remember(record, keys)
         return True
@@ -90,17 +91,3 @@ class Abridger:
         if keys is not None:
             self._size -= len(keys)
         return keys
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """How many leading keys they have in common. By bisection: a key names all that comes before it."""
-    if one is other:
-        return len(one)
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -20,6 +23,22 @@ def leading(keys: list[K], held: dict[K, V]) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         if keys[middle - 1] in held:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common(one: Sequence[int], other: list[int], at: int = 0) -> int:
+    """How many leading keys of `one` are those of `other` from its place `at` on. A key names all that comes before it:
+    if the last ones are the same, all are; else O(log n) comparisons."""
+    most = min(len(one), len(other) - at)
+    if most and one[most - 1] == other[at + most - 1]:
+        return most
+    low, high = 0, most - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[at + middle - 1]:
             low = middle
         else:
             high = middle - 1

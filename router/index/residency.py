@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from router.index.gallop import common
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -88,7 +90,7 @@ class Residency:
             run = heads.get(keys[at])
             if run is None or run.start != at:
                 break
-            at += _common(run.keys, keys, at)
+            at += common(run.keys, keys, at)
             ends = _state_at(run, at - 1) == ENDED
         return at, ends
 
@@ -132,9 +134,7 @@ class Residency:
             self._named += len(new)
             if self._where is not None:
                 # Where the engine dropped some of what it holds again now, others may still be thought to follow.
-                for key in new:
-                    if (other := self._where.get(key)) is not None and other.place:
-                        self._trim(other, _place(other, key))
+                self._lose(new)
                 self._find_in(path[-1], new)
         for run in reversed(path):
             self._touch(run)
@@ -160,14 +160,14 @@ class Residency:
             run = heads.get(keys[at])
             if run is None or run.start != at:
                 break
-            common = _common(run.keys, keys, at)
-            if common < len(run.keys):
-                self._part(run, common)
+            there = common(run.keys, keys, at)
+            if there < len(run.keys):
+                self._part(run, there)
             else:
                 self._order.pop(run.place, None)
             run.place = 0
             path.append(run)
-            at += common
+            at += there
         return path
 
     def _new(self, start: int, keys: array[int]) -> _Run:
@@ -198,9 +198,13 @@ class Residency:
         return first
 
     def _share(self, run: _Run) -> None:
+        self._close(run)
+        run.state = SHARED
+
+    def _close(self, run: _Run) -> None:
+        """No prompt waits at its end any more."""
         if run.state == OPEN and self._open.get(run.keys[-1]) is run:
             del self._open[run.keys[-1]]
-        run.state = SHARED
 
     def _touch(self, run: _Run) -> None:
         place = self._places = self._places + 1
@@ -214,8 +218,7 @@ class Residency:
             self._unnamed -= len(keys) - count
         else:
             self._named -= len(keys) - count
-            if run.state == OPEN and self._open.get(keys[-1]) is run:
-                del self._open[keys[-1]]
+            self._close(run)
             if not count and self._heads.get(keys[0]) is run:
                 del self._heads[keys[0]]
             if self._where is not None:
@@ -269,10 +272,15 @@ class Residency:
             for run in self._order.values():
                 if run.state != _UNNAMED:
                     self._find_in(run, run.keys)
+        self._lose(keys)
+
+    def _lose(self, keys: Iterable[int]) -> None:
+        """Whatever is in the order ends before any of these."""
+        where = self._where
+        assert where is not None
         for key in keys:
-            run_of = self._where.get(key)
-            if run_of is not None:
-                self._trim(run_of, _place(run_of, key))
+            if (run := where.get(key)) is not None and run.place:
+                self._trim(run, _place(run, key))
 
     def _find_in(self, run: _Run, keys: array[int]) -> None:
         """These blocks are to be found in this run."""
@@ -308,22 +316,6 @@ def _state_at(run: _Run, place: int) -> int:
     """Of the block with so many before it, from the root on."""
     state = run.state
     return state if state == SHARED or place - run.start >= run.turn else SHARED
-
-
-def _common(ours: array[int], keys: list[int], at: int) -> int:
-    """How far a chain goes along with a run's blocks from its block `at` on, the run's first. Equal blocks follow equal
-    ones."""
-    most = min(len(ours), len(keys) - at)
-    if ours[most - 1] == keys[at + most - 1]:
-        return most
-    low, high = 1, most - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if ours[middle - 1] == keys[at + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _place(run: _Run, key: int) -> int:
