@@ -7,6 +7,7 @@ What decides here is `router.choose.dispatch`, byte for byte what decides in the
 from __future__ import annotations
 
 import heapq
+from array import array
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -192,10 +193,10 @@ class Simulation:
 
 def prompt_of(call: Call, size: int) -> Blocks:
     """The prompt; its last token is always computed."""
-    return Blocks(list(call.keys[: call.prompt_tokens // size]), max(0, call.prompt_tokens - 1) // size)
+    return Blocks(array("Q", call.keys[: call.prompt_tokens // size]), max(0, call.prompt_tokens - 1) // size)
 
 
 def whole(call: Call, size: int) -> Blocks:
     """Prompt and answer; the last token of an answer is sampled, never computed."""
     tokens = call.prompt_tokens + (call.answer_tokens - 1 if call.answer_named else 0)
-    return Blocks(list(call.keys[: tokens // size]), 0)
+    return Blocks(array("Q", call.keys[: tokens // size]), 0)

@@ -8,6 +8,7 @@ them was told without the other (who was not reached yet, or did not read) has t
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Final
 
 from router.index.gallop import common
@@ -25,8 +26,8 @@ class Abridger:
     __slots__ = ("_before", "_placed", "_size")
 
     def __init__(self) -> None:
-        self._before: list[int] = []
-        self._placed: dict[int, list[int]] = {}  # by the last key, oldest first
+        self._before = array("Q")
+        self._placed: dict[int, array[int]] = {}  # by the last key, oldest first
         self._size = 0
 
     def __len__(self) -> int:
@@ -35,7 +36,7 @@ class Abridger:
 
     def clear(self) -> None:
         """From now on records are told whole, as the first ones."""
-        self._before = []
+        self._before = array("Q")
         self._placed.clear()
         self._size = 0
 
@@ -59,7 +60,7 @@ class Abridger:
         for record in records:
             keys = record.keys
             if not record.forgotten:
-                before: list[int] | None = self._before
+                before: array[int] | None = self._before
                 if record.prompt is not None:
                     before = self._take(record.prompt)
                 shared = record.common
@@ -71,7 +72,7 @@ class Abridger:
             self._remember(record, keys)
         return True
 
-    def _remember(self, record: Record, keys: list[int]) -> None:
+    def _remember(self, record: Record, keys: array[int]) -> None:
         if record.forgotten:
             if keys:
                 self._take(keys[-1])
@@ -86,7 +87,7 @@ class Abridger:
         while self._size > MOST_KEYS:
             self._take(next(iter(placed)))
 
-    def _take(self, last: int) -> list[int] | None:
+    def _take(self, last: int) -> array[int] | None:
         keys = self._placed.pop(last, None)
         if keys is not None:
             self._size -= len(keys)

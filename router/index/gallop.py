@@ -11,7 +11,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def leading(keys: list[K], held: dict[K, V]) -> int:
+def leading(keys: Sequence[K], held: dict[K, V]) -> int:
     """How many leading keys are held, where whatever is held has its ancestors held too. O(log n) look-ups; two where
     none or all are."""
     whole = len(keys)
@@ -29,7 +29,7 @@ def leading(keys: list[K], held: dict[K, V]) -> int:
     return low
 
 
-def common(one: Sequence[int], other: list[int], at: int = 0) -> int:
+def common(one: Sequence[int], other: Sequence[int], at: int = 0) -> int:
     """How many leading keys of `one` are those of `other` from its place `at` on. A key names all that comes before it:
     if the last ones are the same, all are; else O(log n) comparisons."""
     most = min(len(one), len(other) - at)

@@ -120,7 +120,7 @@ class Held:
                 return place
         return len(keys)
 
-    def depth(self, keys: list[int]) -> int:
+    def depth(self, keys: Sequence[int]) -> int:
         """How many leading blocks of a chain are held, exactly. O(log n) look-ups while there is no hole."""
         parents = self._parents
         low = leading(keys, parents)

@@ -164,7 +164,7 @@ class Known:
         known = max((len(held) * scale for held, scale in self._groups.values()), default=0)
         return known if self._presumed is None else max(known, len(self._presumed))
 
-    def depth(self, keys: list[int], now: float) -> int:
+    def depth(self, keys: Sequence[int], now: float) -> int:
         """How many leading blocks of a chain are there, or will be before a request that is sent now."""
         depth = self._soon.beyond(keys, self._on_device(keys), now)
         if self._tiers:
@@ -178,7 +178,7 @@ class Known:
         `soon`. What was dropped lately came before that, and brought nothing to stay."""
         return self._gone.before(keys, depth, soon)
 
-    def _on_device(self, keys: list[int]) -> int:
+    def _on_device(self, keys: Sequence[int]) -> int:
         depth = self._in_groups(keys)
         if self._presumed is not None:
             depth = max(depth, self._presumed.depth(keys))
@@ -187,7 +187,7 @@ class Known:
                     depth += 1
         return depth
 
-    def _in_groups(self, keys: list[int]) -> int:
+    def _in_groups(self, keys: Sequence[int]) -> int:
         depth = len(keys) if self._groups else 0
         for held, scale in self._groups.values():
             depth = min(depth, held.depth(keys) if scale == 1 else held.depth(keys[scale - 1 :: scale]) * scale)
@@ -197,7 +197,7 @@ class Known:
         """See `Residency.ends_a_turn`."""
         return self._turns.get(key) == ENDED
 
-    def place(self, keys: list[int], now: float, until: float, *, partial: bool = False) -> None:
+    def place(self, keys: Sequence[int], now: float, until: float, *, partial: bool = False) -> None:
         """A prompt was given to the engine; its prefill should be through at `until`. `partial`: see `Residency`."""
         self.placed += 1
         if not keys:
@@ -222,7 +222,7 @@ class Known:
         return 0.0 if self._unconfirmed is None else now - self._unconfirmed
 
     def answered(
-        self, keys: list[int], prompt_blocks: int, now: float, *, beyond: int = 0, partial: bool = False
+        self, keys: Sequence[int], prompt_blocks: int, now: float, *, beyond: int = 0, partial: bool = False
     ) -> None:
         """A prompt's answer is whole. `keys` go on with the answer's blocks as far as they are known: only events tell
         whether they are there, but they say where a conversation's next turn may begin."""
@@ -242,7 +242,7 @@ class Known:
         if self._presumed is not None:
             self._presumed.record(keys, ended=True, beyond=beyond, partial=partial)
 
-    def forget(self, keys: list[int]) -> None:
+    def forget(self, keys: Sequence[int]) -> None:
         """These blocks, a suffix of a chain, were not computed after all, unless the engine tells of them."""
         self._soon.drop(keys)
         if self._presumed is not None:

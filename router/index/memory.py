@@ -121,7 +121,7 @@ class Index:
         self._replicas.pop(replica, None)
         self._known.pop(replica, None)
 
-    def match(self, replica: str, keys: list[int], now: float = 0.0, rank: int | None = None) -> Match:
+    def match(self, replica: str, keys: Sequence[int], now: float = 0.0, rank: int | None = None) -> Match:
         """`rank`: look there alone; the prompts of one request go to one rank."""
         residency = self._replicas.get(replica)
         if residency is None:
@@ -130,7 +130,7 @@ class Index:
         depth, ends = residency.match(keys)
         return Match(depth, ends)
 
-    def _match_known(self, ranks: dict[int, Known], keys: list[int], now: float, rank: int | None) -> Match:
+    def _match_known(self, ranks: dict[int, Known], keys: Sequence[int], now: float, rank: int | None) -> Match:
         named = len(ranks) > 1
         depth, best, known = -1, 0, None
         for number, each in ranks.items():
@@ -147,7 +147,7 @@ class Index:
     def record(
         self,
         replica: str,
-        keys: list[int],
+        keys: Sequence[int],
         *,
         ended: bool = False,
         prompt_blocks: int = 0,
@@ -168,7 +168,7 @@ class Index:
             else:
                 known.place(keys, now, until, partial=partial)
 
-    def forget(self, replica: str, keys: list[int], rank: int | None = None) -> None:
+    def forget(self, replica: str, keys: Sequence[int], rank: int | None = None) -> None:
         residency = self._replicas.get(replica)
         if residency is not None:
             residency.forget(keys)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.index.memory import Index
-from router.index.news import Record
+from router.index.news import Record, bare
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from router.index.neighbours import Neighbours
 
 
@@ -22,7 +24,7 @@ class NeighbourIndex(Index):
     def record(
         self,
         replica: str,
-        keys: list[int],
+        keys: Sequence[int],
         *,
         ended: bool = False,
         prompt_blocks: int = 0,
@@ -43,7 +45,7 @@ class NeighbourIndex(Index):
             beyond=beyond,
             partial=partial,
         )
-        self._neighbours.tell(Record(replica, keys, rank, ended, prompt_blocks, now, until, beyond, partial))
+        self._neighbours.tell(Record(replica, bare(keys), rank, ended, prompt_blocks, now, until, beyond, partial))
 
     def hear(self, record: Record) -> None:
         """What another worker recorded or forgot. It is not told on."""
@@ -63,6 +65,6 @@ class NeighbourIndex(Index):
                 partial=record.partial,
             )
 
-    def forget(self, replica: str, keys: list[int], rank: int | None = None) -> None:
+    def forget(self, replica: str, keys: Sequence[int], rank: int | None = None) -> None:
         super().forget(replica, keys, rank)
-        self._neighbours.tell(Record(replica, keys, rank, forgotten=True))
+        self._neighbours.tell(Record(replica, bare(keys), rank, forgotten=True))

@@ -17,7 +17,7 @@ import msgspec
 
 from router.index.abridging import Abridger
 from router.index.neighbour_index import NeighbourIndex
-from router.index.news import Load, News, Record
+from router.index.news import Load, News, Record, decoded, encoded
 from router.index.shared_codec import Others, Outside
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Neighbours:
         self._summed = Outside()
         self._summed_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=encoded).encode
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._readers: set[_Reader] = set()
@@ -212,7 +212,7 @@ class _Reader(asyncio.Protocol):
 
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
-        self._decode = msgspec.msgpack.Decoder(News).decode
+        self._decode = msgspec.msgpack.Decoder(News, dec_hook=decoded).decode
         self._abridger = Abridger()
         self._unread = bytearray()
         self.transport: asyncio.Transport

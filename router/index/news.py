@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import TYPE_CHECKING, Any
+
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
@@ -14,7 +20,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     """
 
     replica: str
-    keys: list[int]
+    keys: array  # type: ignore[type-arg]  # msgspec evaluates it, and before Python 3.12 it can't be subscripted
     rank: int | None = None
     ended: bool = False
     prompt_blocks: int = 0
@@ -44,3 +50,22 @@ class News(msgspec.Struct, array_like=True):
     worker: int
     loads: list[Load]
     records: list[Record]
+
+
+def bare(keys: Sequence[int]) -> array[int]:
+    """Keys as bare numbers, which a chain's are already."""
+    return keys if isinstance(keys, array) else array("Q", keys)
+
+
+def encoded(value: object) -> bytes:
+    """What msgspec cannot encode by itself: keys, as the machine has them."""
+    if isinstance(value, array):
+        return value.tobytes()
+    raise NotImplementedError(f"nothing is told of {type(value).__name__}")
+
+
+def decoded(kind: type, value: Any) -> object:
+    """The other way round. Raises ValueError for keys that are none."""
+    if kind is not array:
+        raise NotImplementedError(f"nothing is told of {kind}")
+    return array("Q", value)

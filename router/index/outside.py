@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from router.index.shared_codec import Told
 
 
-def together(index: Index, replica: str, keys: list[int], now: float, rank: int | None, told: Sequence[Told]) -> Match:
+def together(
+    index: Index, replica: str, keys: Sequence[int], now: float, rank: int | None, told: Sequence[Told]
+) -> Match:
     """How deep a replica holds a chain, or soon will. `rank`: look there alone. `told`: of the replica and its ranks.
 
     Own events know best: of the others only the prompts count that they have just sent there, up to what the engine has
@@ -38,7 +40,7 @@ def together(index: Index, replica: str, keys: list[int], now: float, rank: int 
     return own
 
 
-def _follow(index: Index, replica: str, keys: list[int], now: float, own: Match, told: Sequence[Told]) -> Match:
+def _follow(index: Index, replica: str, keys: Sequence[int], now: float, own: Match, told: Sequence[Told]) -> Match:
     best = own
     for each in told:
         if each.soon > best.depth:
@@ -52,7 +54,7 @@ def _follow(index: Index, replica: str, keys: list[int], now: float, own: Match,
     return best
 
 
-def _believe(index: Index, replica: str, keys: list[int], own: Match, told: Sequence[Told]) -> Match:
+def _believe(index: Index, replica: str, keys: Sequence[int], own: Match, told: Sequence[Told]) -> Match:
     depths = [max(each.depth, each.soon if each.soon_from <= each.depth else 0) for each in told]
     place = max(range(len(told)), key=lambda at: (depths[at], -index.given(replica, told[at].rank)))
     best, depth = told[place], depths[place]

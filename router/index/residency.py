@@ -21,7 +21,7 @@ import msgspec
 from router.index.gallop import common
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 OPEN: Final = 0
 """The last whole block of a prompt that is not answered yet."""
@@ -31,6 +31,7 @@ SHARED: Final = 2
 """Requests went on from here, or several ended here."""
 
 _UNNAMED: Final = 3  # blocks of no known name: they take room and are never found
+_ZEROS: Final = array("Q", bytes(8 * 256))
 
 # A path of more runs than this is made one again. Runs come apart one at a time, so that this is paid for seldom.
 _MOST_RUNS = 32
@@ -77,11 +78,11 @@ class Residency:
     def __len__(self) -> int:
         return self._named + self._unnamed
 
-    def depth(self, keys: list[int]) -> int:
+    def depth(self, keys: Sequence[int]) -> int:
         """How many leading blocks of a chain are held."""
         return self.match(keys)[0]
 
-    def match(self, keys: list[int]) -> tuple[int, bool]:
+    def match(self, keys: Sequence[int]) -> tuple[int, bool]:
         """How many leading blocks of a chain are held; and whether one request was answered in the last of these and
         nothing went on from it: a conversation waits here."""
         heads, whole = self._heads, len(keys)
@@ -94,7 +95,7 @@ class Residency:
             ends = _state_at(run, at - 1) == ENDED
         return at, ends
 
-    def record(self, keys: list[int], *, ended: bool = False, beyond: int = 0, partial: bool = False) -> None:
+    def record(self, keys: Sequence[int], *, ended: bool = False, beyond: int = 0, partial: bool = False) -> None:
         """A request with these blocks was given to the replica: they are held now, and the most recently used.
 
         `ended`: it has been answered; the blocks of the answer, as far as they are known, are among them. `beyond`: so
@@ -108,12 +109,12 @@ class Residency:
         unnamed = min(beyond, room - len(keys))
         if unnamed:
             self._unnamed += unnamed
-            self._touch(_Run(0, array("Q", bytes(8 * unnamed)), 0, _UNNAMED))
+            self._touch(_Run(0, _zeros(unnamed), 0, _UNNAMED))
         if keys:
             self._record(keys, ended)
         self._evict(room)
 
-    def _record(self, keys: list[int], ended: bool) -> None:
+    def _record(self, keys: Sequence[int], ended: bool) -> None:
         whole = len(keys)
         path = self._path(keys)
         there, before = 0, SHARED
@@ -150,7 +151,7 @@ class Residency:
             # several prompts wait, none of them may take it back.
             last.state, last.turn = ENDED, whole - 1 - last.start
 
-    def _path(self, keys: list[int]) -> list[_Run]:
+    def _path(self, keys: Sequence[int]) -> list[_Run]:
         """The runs of those leading blocks that are held, taken out of the order; all get new places there. The deepest
         last."""
         heads, whole = self._heads, len(keys)
@@ -252,7 +253,7 @@ class Residency:
             self._touch(self._new(start, array("Q", chain)))
         self._evict(self.capacity)
 
-    def forget(self, keys: list[int]) -> None:
+    def forget(self, keys: Sequence[int]) -> None:
         """These blocks, the end of a chain and all that its request added, were not computed after all.
 
         What another request has recorded since, and so waits for, stays: taking it would leave a hole before that one's
@@ -310,6 +311,11 @@ class Residency:
         self._where = None
         self._order.clear()
         self._named = self._unnamed = 0
+
+
+def _zeros(count: int) -> array[int]:
+    """As many, of one's own."""
+    return _ZEROS[:count] if count <= len(_ZEROS) else array("Q", bytes(8 * count))
 
 
 def _state_at(run: _Run, place: int) -> int:

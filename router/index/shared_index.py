@@ -63,7 +63,7 @@ class ToldIndex(Index):
     def record(
         self,
         replica: str,
-        keys: list[int],
+        keys: Sequence[int],
         *,
         ended: bool = False,
         prompt_blocks: int = 0,
@@ -96,7 +96,7 @@ class ToldIndex(Index):
             where, told, ended=ended, prompt_end=(prompt_blocks or len(keys)) - 1, soon_seconds=end - now
         )
 
-    def forget(self, replica: str, keys: list[int], rank: int | None = None) -> None:
+    def forget(self, replica: str, keys: Sequence[int], rank: int | None = None) -> None:
         super().forget(replica, keys, rank)
         self._shared.forget(member(replica, rank), keys)
 

@@ -113,13 +113,13 @@ NO_EXTRA: Final = Extra()
 class Blocks:
     """A prompt's blocks, as far as it matters where they are cached. Nothing changes them.
 
-    `keys`: one unsigned 64-bit integer per full block, in order. `usable_blocks`: the most blocks that this prompt can
-    hit: vLLM always computes the last token itself.
+    `keys`: one unsigned 64-bit integer per full block, in order; bare numbers ("Q"), since long prompts have thousands.
+    `usable_blocks`: the most blocks that this prompt can hit: vLLM always computes the last token itself.
     """
 
     __slots__ = ("keys", "usable_blocks")
 
-    def __init__(self, keys: list[int], usable_blocks: int) -> None:
+    def __init__(self, keys: array[int], usable_blocks: int) -> None:
         self.keys = keys
         self.usable_blocks = usable_blocks
 
@@ -133,7 +133,7 @@ class Chain(Blocks):
 
     __slots__ = ("_extra", "_hasher", "_run", "block_size", "length")
 
-    def __init__(self, keys: list[int], run: Run, block_size: int, length: int, hasher: Links, extra: Extra) -> None:
+    def __init__(self, keys: array[int], run: Run, block_size: int, length: int, hasher: Links, extra: Extra) -> None:
         """`run`: how it ends."""
         super().__init__(keys, (length - 1) // block_size if length else 0)
         self.block_size = block_size
@@ -153,7 +153,7 @@ class Chain(Blocks):
         return self.keys, self.block_size, self.length, self._extra, self._run.digest, list(self._run.tail)
 
     def __repr__(self) -> str:
-        return f"Chain(keys={self.keys}, block_size={self.block_size}, length={self.length})"
+        return f"Chain(keys={self.keys.tolist()}, block_size={self.block_size}, length={self.length})"
 
     def has_room(self, more: int) -> bool:
         """Whether so many more tokens leave the blocks as they are: they come into the last one, and do not fill it."""
@@ -174,7 +174,7 @@ class Run:
 
     __slots__ = ("digest", "keys", "tail")
 
-    def __init__(self, keys: list[int], digest: bytes, tail: Sequence[int]) -> None:
+    def __init__(self, keys: array[int], digest: bytes, tail: Sequence[int]) -> None:
         self.keys = keys
         self.digest = digest
         self.tail = tail
@@ -343,7 +343,7 @@ def grow(
     ids, size = _joined(tail, tokens), len(hasher.none_hash)
     count, left = divmod(len(ids), block_size)
     if not count:
-        return Run([], digest, ids)
+        return Run(array("Q"), digest, ids)
     digests = b""
     if first and extra.cache_salt:
         digests = digest = hasher.links(digest, ids[:block_size], block_size, extra.keys(first=True))
@@ -370,13 +370,13 @@ def _head_of_pickle(parent: int, block: int) -> bytes:
     return b"\x80\x05\x95" + length.to_bytes(8, "little") + bytes((0x43, parent))
 
 
-def _low_64_bits(digests: bytes, size: int) -> list[int]:
+def _low_64_bits(digests: bytes, size: int) -> array[int]:
     """The keys of blocks with these digests of `size` bytes each."""
     words = array("Q", digests)
     if sys.byteorder == "little":
         words.byteswap()
     step = size // 8
-    return words[step - 1 :: step].tolist()
+    return words[step - 1 :: step]
 
 
 def _tuples(ids: Sequence[int], block_size: int) -> Iterator[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128, xxh3_128_digest
 
 from router.prompt.turns import stand_in
 
@@ -102,12 +102,11 @@ class Known:
 
 
 def marks(body: bytes) -> list[bytes]:
-    """Digests of the first STEP bytes, of the first 2 * STEP bytes, and so on: each of the one before and a step's."""
-    digest, found = b"", []
-    digest_of = xxh3_128_digest  # as a name of the module it is searched for each time
+    """Digests of the first STEP bytes, of the first 2 * STEP bytes, and so on."""
+    found, so_far, view = [], xxh3_128(), memoryview(body)
     for start in range(0, len(body) - STEP + 1, STEP):
-        digest = digest_of(digest + digest_of(body[start : start + STEP]))
-        found.append(digest)
+        so_far.update(view[start : start + STEP])
+        found.append(so_far.digest())
     return found
 
 

@@ -132,9 +132,15 @@ class ChatTemplate:
         return compiled.render(chat, variables)
 
     def _framed(
-        self, compiled: _Compiled, messages: Sequence[Any], variables: Mapping[str, Any], *, in_parts: bool
+        self,
+        compiled: _Compiled,
+        messages: Sequence[Any],
+        variables: Mapping[str, Any],
+        *,
+        in_parts: bool,
+        last: int | None = None,
     ) -> list[str] | None:
-        """The same as rendering a chat, in one or in parts; None for one that has no frames."""
+        """The same as rendering a chat, in one or in parts (see `render_parts`); None for one that has no frames."""
         begins: bool = variables["add_generation_prompt"]
         # Only the model's own template without tools is verbatim, of which there is one.
         if not compiled.verbatim or variables is not self._plain[begins]:
@@ -152,7 +158,12 @@ class ChatTemplate:
             if len(self._frames) == _MOST_FRAMES:
                 self._frames.clear()
             self._frames[key] = frames
-        return [frame.fill(contents) for frame in frames]
+        left_out = 0 if last is None else max(0, len(frames) - 1 - last)
+        if not left_out:
+            return [frame.fill(contents) for frame in frames]
+        rendered = [""] * (1 + left_out) + [frame.fill(contents) for frame in frames[1 + left_out :]]
+        rendered[0] = frames[0].fill(contents)
+        return rendered
 
     def turns(self, tools: list[Any] | None, template: str | None = None) -> Turns | None:
         """How the template in use writes a chat message by message; None where it doesn't (or there is none)."""
@@ -166,8 +177,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
         template: str | None = None,
+        last: int | None = None,
     ) -> list[str] | None:
         """The same text as `render` gives, in parts: what comes before the messages, each message, what comes behind.
+        `last`: of those behind the first one only so many are wanted, the last ones; the others may be empty.
 
         None where the template doesn't write message by message, or not these. Raises TemplateError.
         """
@@ -175,7 +188,7 @@ class ChatTemplate:
         if compiled.turns is None:
             return None
         variables = self._variables(tools, add_generation_prompt, extra)
-        parts = self._framed(compiled, messages, variables, in_parts=True)
+        parts = self._framed(compiled, messages, variables, in_parts=True, last=last)
         if parts is None:
             chat = conversation(messages, compiled.content_format, self.media_begin)
             if not compiled.knows_developer and "developer" in map(_ROLE, chat):

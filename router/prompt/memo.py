@@ -33,8 +33,7 @@ IDS_IN_PIECE: Final = 1024
 """Token ids given by a client are cut into pieces of this many."""
 
 _LINK_BYTES: Final = 400  # a Link, its Run, digest and tail
-_KEY_BYTES: Final = 40  # an int and its place in a list
-_PLACE_BYTES: Final = 8  # its place in another list
+_KEY_BYTES: Final = 8
 # What a row stands on is marked as used again once so large a part of the memory was written meanwhile.
 _USED_AGAIN: Final = 64
 _LONGEST_SALT: Final = 256
@@ -54,13 +53,13 @@ class Link:
         self.blocks = blocks
         self.length = length
         self.used = 0
-        self._keys: list[int] | None = None
+        self._keys: array[int] | None = None
         self._gone_on = False
 
     @property
     def weight(self) -> int:
         """Bytes, about."""
-        held = _PLACE_BYTES * len(self._keys) if self._keys is not None else 0
+        held = _KEY_BYTES * len(self._keys) if self._keys is not None else 0
         return _LINK_BYTES + _KEY_BYTES * len(self.run.keys) + held
 
     def path(self) -> list[Link]:
@@ -72,7 +71,7 @@ class Link:
             link = link.parent
         return path
 
-    def keys(self) -> list[int]:
+    def keys(self) -> array[int]:
         """All blocks' keys up to the end of this piece. Not to be changed."""
         link: Link | None = self
         behind = []
@@ -82,12 +81,12 @@ class Link:
         held = link._keys if link is not None else None
         if held is not None and not behind:
             return held
-        keys = list(held) if held is not None else []
+        keys = held[:] if held is not None else array("Q")
         for each in reversed(behind):
             keys += each.run.keys
         return keys
 
-    def hold(self, keys: list[int]) -> bool:
+    def hold(self, keys: array[int]) -> bool:
         """Hold these keys, which are its own. Returns whether it did not yet."""
         anew = self._keys is None
         self._keys = keys
@@ -107,9 +106,9 @@ class Memo:
     """Everything that is remembered of prompts, of all models together. `limit`: bytes in all."""
 
     def __init__(self, limit: int) -> None:
-        # A token's id takes 4 bytes, its share of a block's key 2.5, and a body little.
-        self.ids: Bounded[array[int]] = Bounded(limit // 2)
-        self.links: Bounded[Link] = Bounded(limit * 3 // 8)
+        # A token's id takes 4 bytes; its share of a link, and of a key that may be held twice, 2; and a body little.
+        self.ids: Bounded[array[int]] = Bounded(limit * 9 // 16)
+        self.links: Bounded[Link] = Bounded(limit * 5 // 16)
         self.bodies: Bounded[list[Known]] = Bounded(limit // 8)
 
     @property
@@ -209,8 +208,8 @@ class Row:
                 return self._again().chain(hasher, block_size, extra)
         last = link
         added: list[Link] = []
-        new: list[int] = []
-        behind: list[int] = []  # of the last piece, if it is not kept
+        new = array("Q")
+        behind: array[int] | None = None  # of the last piece, if it is not kept
         run, blocks, length = (link.run, link.blocks, link.length) if link is not None else (None, 0, 0)
         for i, units in enumerate(self._units(at + 1), at + 1):
             if run is None:
@@ -227,21 +226,19 @@ class Row:
                 behind = run.keys
         assert run is not None
         self._length = length
-        keys = link.keys() if link is not None else []
+        held = link.keys() if link is not None else None
+        keys = new if held is None else held + new if new else held
         if last is not None:
             if last is not link:
-                if link is None or link.hand_down():
-                    keys = keys + new
-                    new = []
+                if link is None or held is None or link.hand_down():
                     last.hold(keys)
                     weighs = link  # less than before
                 else:
-                    weighs = link if link.hold(keys) else None
+                    weighs = link if link.hold(held) else None
                 if weighs is not None:
                     added.insert(0, weighs)
             self._keep(link, last, added)
-        more = new + behind
-        return Chain(keys + more if more else keys, run, block_size, length, hasher, extra)
+        return Chain(keys + behind if behind else keys, run, block_size, length, hasher, extra)
 
     def _keep(self, link: Link | None, last: Link, added: list[Link]) -> None:
         """Keep the links that were added to `link`, of which the deepest is `last`."""
@@ -249,8 +246,10 @@ class Row:
         last.used = link.used if link is not None else links.written
         # A piece goes before what it follows, or soon behind it, so whoever is kept has all that it stands on.
         if links.written - last.used > links.limit // _USED_AGAIN:
-            last.used = links.written
-            path = [each.key for each in last.path()]
+            path = []
+            for each in last.path():
+                each.used = links.written  # others will go on from here, too
+                path.append(each.key)
         elif added:
             path = []
         else:

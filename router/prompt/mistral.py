@@ -95,8 +95,10 @@ class MistralChat:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
         template: str | None = None,
+        last: int | None = None,
     ) -> list[str] | None:
-        """The same text as `render` gives, in parts: what comes before the messages, each message, nothing.
+        """The same text as `render` gives, in parts: what comes before the messages, each message, nothing; and all
+        of them, however few are wanted.
 
         None where messages are not written one by one: where they are merged, or stand in another order. Raises
         TemplateError.

@@ -195,7 +195,9 @@ class Reader:
         if known is not None:
             state = known.states.get(key) if key is not None else None
             if state is not None and turns is not None:
-                parts = self._parts(known.short + ask.messages, ask, extra)
+                # Those of the new messages, of the last one before them, which may depend on these, and what is behind.
+                last = len(ask.messages) + 2
+                parts = self._parts(known.short + ask.messages, ask, extra, last)
                 if parts is not None and _opening(parts) == state.opening:
                     fresh = turns.new(parts, len(ask.messages))
                     return self._go_on(ask, state, key, fresh, turns.settled(fresh)[0], again=True)
@@ -268,11 +270,11 @@ class Reader:
         except (TypeError, orjson.JSONEncodeError):
             return None
 
-    def _parts(self, messages: list[Any], ask: Ask, extra: dict[str, Any]) -> list[str] | None:
+    def _parts(self, messages: list[Any], ask: Ask, extra: dict[str, Any], last: int | None = None) -> list[str] | None:
         template = self.tokenizer.chat_template if self.tokenizer is not None else None
         assert template is not None
         return template.render_parts(
-            messages, tools=ask.tools, add_generation_prompt=ask.add_generation_prompt, extra=extra
+            messages, tools=ask.tools, add_generation_prompt=ask.add_generation_prompt, extra=extra, last=last
         )
 
     def answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 import msgspec
@@ -11,24 +12,25 @@ from hypothesis import strategies as st
 
 from router.index import abridging as module
 from router.index.abridging import MOST_KEYS, Abridger
-from router.index.news import Record
+from router.index.news import Record, decoded, encoded
 
 
 def told(records: Iterable[Record]) -> list[Record]:
     """As they arrive."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(list(records)), type=list[Record])
+    said = msgspec.msgpack.Encoder(enc_hook=encoded).encode(list(records))
+    return msgspec.msgpack.Decoder(list[Record], dec_hook=decoded).decode(said)
 
 
-def chain(*path: int) -> list[int]:
+def chain(*path: int) -> array[int]:
     """Keys that name all that comes before them."""
-    return [hash(path[: end + 1]) & (2**64 - 1) for end in range(len(path))]
+    return array("Q", [hash(path[: end + 1]) & (2**64 - 1) for end in range(len(path))])
 
 
-def placed(keys: list[int]) -> Record:
+def placed(keys: array[int]) -> Record:
     return Record("gpu1", keys)
 
 
-def answered(keys: list[int], prompt: list[int]) -> Record:
+def answered(keys: array[int], prompt: array[int]) -> Record:
     return Record("gpu1", keys, ended=True, prompt_blocks=len(prompt))
 
 
@@ -36,7 +38,7 @@ def test_a_key_is_told_once_while_it_is_remembered() -> None:
     teller, hearer = Abridger(), Abridger()
     system = list(range(10))
     first, second = chain(*system, 1), chain(*system, 2, 3)
-    whole = [*first, 2**64 - 1]
+    whole = array("Q", [*first, 2**64 - 1])
     wanted = [first, second, whole, second]
     records = [placed(first), placed(second), answered(whole, first), answered(second, second)]
     teller.shorten(records)
@@ -70,7 +72,7 @@ def test_what_was_taken_back_waits_no_more() -> None:
     teller, hearer = Abridger(), Abridger()
     keys = chain(1, 2, 3)
     for end in (teller, hearer):
-        end.restore([placed(list(keys))])
+        end.restore([placed(keys[:])])
     records = [Record("gpu1", keys[1:], forgotten=True), placed(keys)]
     teller.shorten(records[:1])
     assert records[0].keys == keys[1:]
@@ -82,21 +84,21 @@ def test_what_was_taken_back_waits_no_more() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        Record("gpu1", [], ended=True, prompt_blocks=1, prompt=9),
-        Record("gpu1", [1], common=3),
-        Record("gpu1", [1], common=-1),
+        Record("gpu1", array("Q"), ended=True, prompt_blocks=1, prompt=9),
+        Record("gpu1", array("Q", [1]), common=3),
+        Record("gpu1", array("Q", [1]), common=-1),
     ],
 )
 def test_what_goes_on_after_something_unknown_is_refused(record: Record) -> None:
     hearer = Abridger()
-    assert hearer.restore([placed([1, 2])])
+    assert hearer.restore([placed(array("Q", [1, 2]))])
     assert not hearer.restore([record])
 
 
 def test_what_waits_is_bounded_and_what_is_dropped_is_told_whole() -> None:
     teller, hearer = Abridger(), Abridger()
-    prompts = [list(range(begin, begin + MOST_KEYS // 8)) for begin in range(0, 20 * MOST_KEYS, MOST_KEYS)]
-    prompts.append(list(range(2**63, 2**63 + MOST_KEYS + 1)))
+    prompts = [array("Q", range(begin, begin + MOST_KEYS // 8)) for begin in range(0, 20 * MOST_KEYS, MOST_KEYS)]
+    prompts.append(array("Q", range(2**63, 2**63 + MOST_KEYS + 1)))
     for prompt in prompts:
         records = [placed(prompt)]
         teller.shorten(records)

@@ -23,7 +23,7 @@ SIZE = 2
 
 
 def chain(*tokens: int) -> list[int]:
-    return HASHER.chain(list(tokens), SIZE).keys
+    return HASHER.chain(list(tokens), SIZE).keys.tolist()
 
 
 def stored(tokens: Sequence[int], first: int = 0, **more: Any) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def test_more_blocks_than_there_are_cost_the_trust_and_no_memory() -> None:
 def test_an_unknown_seed() -> None:
     publisher, listener = Publisher(), Listener()
     publisher.replay(listener.feed)
-    hidden = Hasher("sha256_cbor", "hidden").chain([1, 2, 3, 4], SIZE).keys
+    hidden = Hasher("sha256_cbor", "hidden").chain([1, 2, 3, 4], SIZE).keys.tolist()
     event = stored((1, 2, 3, 4)) | {"block_hashes": hidden}
     listener.hear(publisher.batch(event))
     assert (listener.naming.mode, listener.feed.state, listener.depth(1, 2, 3, 4)) == (Mode.TRANSLATED, State.LIVE, 2)
@@ -356,7 +356,7 @@ def test_whatever_happens_on_the_way(steps: list[tuple[str, int, int, str]], hid
     late: list[tuple[int, bytes]] = []
     for what, which, position, way in steps:
         tokens = PROMPTS[which]
-        ours, theirs = chain(*tokens), hasher.chain(list(tokens), SIZE).keys
+        ours, theirs = chain(*tokens), hasher.chain(list(tokens), SIZE).keys.tolist()
         position = min(position, len(ours) - 1)
         if what == "restart":
             publisher, engine = Publisher(publisher.began + 1000.0, keeps), Engine()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from router.app import Router
 from router.index import neighbours as module
 from router.index.memory import Match
 from router.index.neighbours import MAX_MESSAGE_BYTES, Neighbours
-from router.index.news import Load, News, Record
+from router.index.news import Load, News, Record, encoded
 from router.index.shared import Busy
 from router.index.shared_codec import Others
 from router.worker import Place
@@ -177,7 +178,7 @@ async def test_an_answer_is_told_whole_to_who_does_not_know_its_prompt(
 
 
 def framed(news: News) -> bytes:
-    said = msgspec.msgpack.encode(news)
+    said = msgspec.msgpack.Encoder(enc_hook=encoded).encode(news)
     return len(said).to_bytes(4, "big") + said
 
 
@@ -186,8 +187,8 @@ def framed(news: News) -> bytes:
     [
         b"\0\0\0\x04nope",
         (MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"),
-        framed(News(2, [], [Record("gpu1", [1], ended=True, prompt=5)])),
-        framed(News(2, [], [Record("gpu1", [1], common=1)])),
+        framed(News(2, [], [Record("gpu1", array("Q", [1]), ended=True, prompt=5)])),
+        framed(News(2, [], [Record("gpu1", array("Q", [1]), common=1)])),
     ],
 )
 async def test_who_talks_nonsense_is_no_neighbour(directory: Path, stack: AsyncExitStack, said: bytes) -> None:

@@ -28,8 +28,8 @@ def plain(hasher: Hasher, tokens: list[int], block_size: int, extra: Extra) -> l
     return digests
 
 
-def low_64_bits(digests: list[bytes]) -> list[int]:
-    return [int.from_bytes(d, "big") & 0xFFFF_FFFF_FFFF_FFFF for d in digests]
+def low_64_bits(digests: list[bytes]) -> array[int]:
+    return array("Q", [int.from_bytes(d, "big") & 0xFFFF_FFFF_FFFF_FFFF for d in digests])
 
 
 @given(algorithms, ids, sizes, extras)
@@ -106,7 +106,7 @@ def test_a_long_array_hashes_as_a_list_does() -> None:
 
 def test_extending_leaves_the_parent_alone() -> None:
     parent = Hasher("sha256_cbor").chain([1, 2, 3, 4, 5], 2)
-    before = list(parent.keys)
+    before = parent.keys[:]
     one, other = parent.extend([6]), parent.extend([7, 8, 9])
     assert parent.keys == before
     assert (one.keys[:2], other.keys[:2]) == (before, before)

@@ -68,6 +68,12 @@ def test_so_do_the_frames_of_its_parts(name: str, asked: list[tuple[list[tuple[s
         right = rendered_in_parts(unframed, chat, begin)
         assert rendered_in_parts(template, chat, begin) == right
         assert rendered_in_parts(template, chat, begin) == right
+        for last in range(len(right or ())):
+            assert right is not None
+            parts = template.render_parts(messages_of(chat), add_generation_prompt=begin, last=last)
+            assert parts is not None
+            assert (len(parts), parts[0]) == (len(right), right[0])
+            assert parts[len(parts) - last :] == right[len(right) - last :]
 
 
 @pytest.mark.interpreted

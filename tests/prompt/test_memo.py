@@ -351,7 +351,7 @@ def test_what_a_conversation_stands_on_stays_as_long_as_it_goes_on() -> None:
     path = deepest.path()
     assert len(path) > 20
     assert [link for link in path if link.key not in links._entries] == []
-    assert [key for link in reversed(path) for key in link.run.keys][: len(first) - 2] == first[:-2]
+    assert [key for link in reversed(path) for key in link.run.keys][: len(first) - 2] == first[:-2].tolist()
 
 
 def test_what_a_prompt_stands_on_stays_as_long_as_it_is_sent_again() -> None:
