@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from router.fleet.replica import Replica
     from router.prompt.readers import Readers
 
-# Memory of one block in the index, as a replica's events tell of it (CPython 3.11 to 3.13). One that is presumed takes
-# less, where prompts have four blocks or more of their own.
-BLOCK_BYTES = 120
+# The most that one block takes in the index (CPython 3.11 to 3.13): one that is presumed, where each prompt has but one
+# of its own and waits for its answer. Most take far less: docs/tuning.md.
+BLOCK_BYTES = 512
 
 
 def announcement(
@@ -90,7 +90,7 @@ def _bounds(settings: Settings, fleet: Fleet) -> str:
     choice, listen = settings.choice, settings.listen
     blocks = sum(min(replica.cache.capacity or choice.default_pool_blocks, choice.max_pool_blocks) for replica in fleet)
     return (
-        f"  memory bounds: index {blocks} blocks, {blocks * BLOCK_BYTES / 2**20:.0f} MiB; "
+        f"  memory bounds: index {blocks} blocks, up to {blocks * BLOCK_BYTES / 2**20:.0f} MiB; "
         f"prompts {settings.prompt.prompt_memory_bytes / 2**20:.0f} MiB; "
         f"request bodies {listen.max_buffered_bytes / 2**20:.0f} MiB, "
         f"each up to {listen.max_body_bytes / 2**20:.0f} MiB; {listen.max_connections} connections"

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import tracemalloc
+from array import array
+from random import Random
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.announcement import BLOCK_BYTES
 from router.index import residency
 from router.index.memory import Index, Match
 from router.index.residency import Residency
@@ -375,3 +380,22 @@ def test_blocks_of_no_known_name_take_room_and_are_never_found() -> None:
     cache.record([], beyond=100)
     assert len(cache) == 6
     assert cache.depth([9]) == 0
+
+
+@pytest.mark.parametrize("own", [1, 8, 200])
+@pytest.mark.parametrize("ended", [False, True])
+def test_no_block_takes_more_than_is_told_at_the_start(own: int, ended: bool) -> None:
+    chance, blocks = Random(own), 20_000
+    tracemalloc.start()
+    try:
+        cache = Residency(blocks)
+        for _ in range(3 * blocks // own):
+            keys = array("Q", [7, *(chance.getrandbits(64) for _ in range(own))])
+            cache.record(keys)
+            if ended:
+                cache.record(keys, ended=True)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(cache) == blocks
+    assert most <= BLOCK_BYTES * blocks
