@@ -21,7 +21,8 @@ _HOT = {
     "router": "course divided evidence journey learning leg passage reading resuming series telemetry trail turn",
     "router/choose": "cost dispatch policies split",
     "router/fleet": "breaker discovery ledger rates replica",
-    "router/index": "abridging feedback gallop held known memory neighbour_index residency shared_index shared_known",
+    "router/index": "abridging feedback gallop held known memory neighbour_index residency runs shared_index "
+    "shared_known",
     "router/prompt": "blocks bodies cache chat continuing frames hashing memo reader readers request segments "
     "tokens turns",
     "router/wire": "alarms attempts errand errors front gather http known likeness own resumed seam stream "
@@ -29,7 +30,7 @@ _HOT = {
 }
 # What is written in C, beside Python that says the same, and what it is linked with. Left out, with a warning, where
 # the headers of that are missing.
-NATIVE = {"router/prompt/digests.c": ["crypto"]}
+NATIVE = {"router/prompt/digests.c": ["crypto"], "router/index/native.c": []}
 HOT = tuple(f"{directory}/{module}.py" for directory, modules in _HOT.items() for module in modules.split())
 COPIED = ("router", "fake_backend", "bench", "tests", "docs", "pyproject.toml")
 GROUP = "warmroute"

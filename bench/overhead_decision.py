@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import tracemalloc
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -239,12 +240,12 @@ def _index(decider: Decider, body: bytes, runs: int) -> list[Figure]:
         decider.choose(chains, tokens)
 
     def record(run: int) -> Callable[[], Any]:
-        index, fresh = Index(), [key ^ run for key in keys]
+        index, fresh = Index(), array("Q", [key ^ run for key in keys])
         index.size("r", INDEX_BLOCKS)
         return lambda: index.record("r", fresh)
 
     def again(run: int) -> Callable[[], Any]:
-        index, fresh = Index(), [key ^ run for key in keys]
+        index, fresh = Index(), array("Q", [key ^ run for key in keys])
         index.size("r", INDEX_BLOCKS)
         index.record("r", fresh)
         return lambda: index.record("r", fresh, ended=True)
@@ -254,7 +255,7 @@ def _index(decider: Decider, body: bytes, runs: int) -> list[Figure]:
     before = tracemalloc.get_traced_memory()[0]
     residency = Residency(INDEX_BLOCKS)
     for _ in range(INDEX_BLOCKS // 1000):
-        residency.record([chance.getrandbits(64) for _ in range(1000)])
+        residency.record(array("Q", [chance.getrandbits(64) for _ in range(1000)]))
     held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     return [

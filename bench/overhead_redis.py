@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from random import Random
@@ -71,25 +72,25 @@ class Bench:
         while not all(map(self._shared.is_writer, self.names)):  # noqa: ASYNC110 - it has nobody to tell
             await asyncio.sleep(0.001)
 
-    async def stored(self, replica: str, keys: list[int]) -> None:
+    async def stored(self, replica: str, keys: array[int]) -> None:
         """The replica says that it holds a chain; wait until the store has it."""
         self._heard[replica].stored(keys, None, medium="GPU", group=0, scale=1)
         while self._shared.untold_pages:  # noqa: ASYNC110
             await asyncio.sleep(0.0002)
 
-    def chain(self, length: int) -> list[int]:
-        return [self._chance.getrandbits(64) for _ in range(length)]
+    def chain(self, length: int) -> array[int]:
+        return array("Q", [self._chance.getrandbits(64) for _ in range(length)])
 
     async def _told(self) -> None:
         while self._shared.waiting_blocks:  # noqa: ASYNC110 - it has nobody to tell
             await asyncio.sleep(0.0002)
 
-    async def tell(self, replica: str, keys: list[int], *, ended: bool = False) -> None:
+    async def tell(self, replica: str, keys: array[int], *, ended: bool = False) -> None:
         """Record it, and wait until the store has it: one after the other, so that each run makes the same calls."""
         self._shared.record(replica, keys, ended=ended, prompt_end=len(keys) - 1, soon_seconds=60.0)
         await self._told()
 
-    async def ask(self, keys: list[int]) -> dict[str, int]:
+    async def ask(self, keys: array[int]) -> dict[str, int]:
         found = await self._shared.consult([(keys, self.names)])
         if found is None:
             raise ValueError("the store did not answer")
@@ -137,7 +138,7 @@ async def timed(count: int, work: Callable[[int], Awaitable[object]]) -> tuple[f
     return median(times), quantiles(times, n=100)[98]
 
 
-async def traffic(bench: Bench) -> list[int]:
+async def traffic(bench: Bench) -> array[int]:
     """What the prompts that are asked for find: who holds how much of `talk`. Returns it."""
     talk = bench.chain(BLOCKS - TAIL)
     for name in bench.names:
@@ -253,7 +254,7 @@ async def told_by_events(target: Target, runs: int, seed: int) -> tuple[float, f
             await bench.tell(name, talk[: SYSTEM + 400])
         await timed(runs, lambda number: bench.ask(prompts[number]))  # warm
         cpu = await bench.cpu_us()
-        await timed(runs, lambda number: bench.ask([*prompts[number]]))
+        await timed(runs, lambda number: bench.ask(prompts[number][:]))
         return (await bench.cpu_us() - cpu) / runs, page
 
 
@@ -273,7 +274,7 @@ async def measure(target: Target, *, runs: int, seed: int) -> tuple[str, list[Fi
             raise ValueError("the store's answer is wrong")
         await timed(runs, lambda number: bench.ask(prompts[number]))  # warm
         calls, cpu = await bench.calls(), await bench.cpu_us()
-        p50, p99 = await timed(runs, lambda number: bench.ask([*prompts[number]]))
+        p50, p99 = await timed(runs, lambda number: bench.ask(prompts[number][:]))
         cpu = (await bench.cpu_us() - cpu) / runs
         calls = await bench.calls() - calls
         await bench.set_plain()
@@ -284,7 +285,7 @@ async def measure(target: Target, *, runs: int, seed: int) -> tuple[str, list[Fi
         for number, name in enumerate(bench.names):
             await bench.tell(name, talk[: SYSTEM + 90 * (number + 1)])
         worst_cpu = await bench.cpu_us()
-        worst50, _ = await timed(runs, lambda number: bench.ask([*prompts[number]]))
+        worst50, _ = await timed(runs, lambda number: bench.ask(prompts[number][:]))
         worst_cpu = (await bench.cpu_us() - worst_cpu) / runs
     told, page = await told_by_events(target, runs, seed)
     longest = await held_up(target, seed)

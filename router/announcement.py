@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The most that one block takes in the index (CPython 3.11 to 3.13): one that is presumed, where each prompt has but one
 # of its own and waits for its answer. Most take far less: docs/tuning.md.
-BLOCK_BYTES = 512
+BLOCK_BYTES = 600
 
 
 def announcement(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from router.index.news import Record
 
 MOST_KEYS: Final = 128 * 1024
-"""Of prompts that wait for their answer no more are remembered: a few megabytes. Others are told whole twice."""
+"""Of prompts that wait for their answer no more are remembered: a megabyte. Others are told whole twice."""
 
 
 class Abridger:
@@ -41,7 +41,7 @@ class Abridger:
         self._size = 0
 
     def shorten(self, records: list[Record]) -> None:
-        """Leave out of each what the other end can put back. Their lists of keys stay as they are."""
+        """Leave out of each what the other end can put back. Their keys themselves stay as they are."""
         for record in records:
             keys = record.keys
             if not record.forgotten:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from router.index.gone import Gone
 from router.index.held import Held
-from router.index.residency import ENDED, OPEN, SHARED, Residency
+from router.index.residency import Residency
+from router.index.runs import ENDED, OPEN, SHARED
 from router.index.soon import Soon, present_until
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class Known:
         return depth
 
     def ends_a_turn(self, key: int) -> bool:
-        """See `Residency.ends_a_turn`."""
+        """Whether one request was answered in this block, and nothing went on from it."""
         return self._turns.get(key) == ENDED
 
     def place(self, keys: Sequence[int], now: float, until: float, *, partial: bool = False) -> None:

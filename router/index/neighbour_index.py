@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.index.memory import Index
-from router.index.news import Record, bare
+from router.index.news import Record
+from router.prompt.blocks import bare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

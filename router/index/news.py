@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
@@ -52,11 +49,6 @@ class News(msgspec.Struct, array_like=True):
     records: list[Record]
 
 
-def bare(keys: Sequence[int]) -> array[int]:
-    """Keys as bare numbers, which a chain's are already."""
-    return keys if isinstance(keys, array) else array("Q", keys)
-
-
 def encoded(value: object) -> bytes:
     """What msgspec cannot encode by itself: keys, as the machine has them."""
     if isinstance(value, array):
@@ -68,4 +60,6 @@ def decoded(kind: type, value: Any) -> object:
     """The other way round. Raises ValueError for keys that are none."""
     if kind is not array:
         raise NotImplementedError(f"nothing is told of {kind}")
+    if not isinstance(value, bytes):
+        raise ValueError("keys are told as bytes")
     return array("Q", value)

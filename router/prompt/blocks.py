@@ -124,6 +124,11 @@ class Blocks:
         self.usable_blocks = usable_blocks
 
 
+def bare(keys: Sequence[int]) -> array[int]:
+    """Keys as bare numbers, which those of `Blocks` are already: these themselves. Not to be changed."""
+    return keys if isinstance(keys, array) else array("Q", keys)
+
+
 class Chain(Blocks):
     """The keys of a prompt's full blocks, and what it takes to go on from there. Nothing changes it.
 

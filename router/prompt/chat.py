@@ -161,9 +161,8 @@ class ChatTemplate:
         left_out = 0 if last is None else max(0, len(frames) - 1 - last)
         if not left_out:
             return [frame.fill(contents) for frame in frames]
-        rendered = [""] * (1 + left_out) + [frame.fill(contents) for frame in frames[1 + left_out :]]
-        rendered[0] = frames[0].fill(contents)
-        return rendered
+        wanted = [frame.fill(contents) for frame in frames[1 + left_out :]]
+        return [frames[0].fill(contents), *[""] * left_out, *wanted]
 
     def turns(self, tools: list[Any] | None, template: str | None = None) -> Turns | None:
         """How the template in use writes a chat message by message; None where it doesn't (or there is none)."""

@@ -227,10 +227,12 @@ class Row:
         assert run is not None
         self._length = length
         held = link.keys() if link is not None else None
-        keys = new if held is None else held + new if new else held
+        keys = new
+        if held is not None:
+            keys = held + new if new else held
         if last is not None:
             if last is not link:
-                if link is None or held is None or link.hand_down():
+                if link is None or held is None or link.hand_down():  # the two are None together
                     last.hold(keys)
                     weighs = link  # less than before
                 else:

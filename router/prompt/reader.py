@@ -195,9 +195,7 @@ class Reader:
         if known is not None:
             state = known.states.get(key) if key is not None else None
             if state is not None and turns is not None:
-                # Those of the new messages, of the last one before them, which may depend on these, and what is behind.
-                last = len(ask.messages) + 2
-                parts = self._parts(known.short + ask.messages, ask, extra, last)
+                parts = self._parts(known.short + ask.messages, ask, extra, turns.unsettled(len(ask.messages)))
                 if parts is not None and _opening(parts) == state.opening:
                     fresh = turns.new(parts, len(ask.messages))
                     return self._go_on(ask, state, key, fresh, turns.settled(fresh)[0], again=True)

@@ -45,10 +45,13 @@ class Turns:
         end = len(parts) - 2 if self.lookahead else len(parts) - 1
         return "".join(parts[:end]), "".join(parts[end:])
 
+    def unsettled(self, messages: int) -> int:
+        """How many parts of a marked rendering are not settled yet, where `messages` are new."""
+        return messages + self.lookahead + 1
+
     def new(self, parts: Sequence[str], messages: int) -> Sequence[str]:
         """Of the marked rendering of a stand-in followed by `messages` more: the parts that were not settled yet."""
-        take = messages + self.lookahead + 1
-        return parts[len(parts) - take :]
+        return parts[len(parts) - self.unsettled(messages) :]
 
 
 def plain(parts: Sequence[str], count: int, messages: int) -> bool:

@@ -177,25 +177,26 @@ async def test_an_answer_is_told_whole_to_who_does_not_know_its_prompt(
     assert one.neighbours.untold == 2
 
 
-def framed(news: News) -> bytes:
-    said = msgspec.msgpack.Encoder(enc_hook=encoded).encode(news)
-    return len(said).to_bytes(4, "big") + said
+def said(what: object) -> bytes:
+    message = msgspec.msgpack.Encoder(enc_hook=encoded).encode(what)
+    return len(message).to_bytes(4, "big") + message
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         b"\0\0\0\x04nope",
+        *(said([2, [], [["gpu1", keys]]]) for keys in (b"1234567", [-1], {1: 2}, 7, "12345678")),
         (MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"),
-        framed(News(2, [], [Record("gpu1", array("Q", [1]), ended=True, prompt=5)])),
-        framed(News(2, [], [Record("gpu1", array("Q", [1]), common=1)])),
+        said(News(2, [], [Record("gpu1", array("Q", [1]), ended=True, prompt=5)])),
+        said(News(2, [], [Record("gpu1", array("Q", [1]), common=1)])),
     ],
 )
-async def test_who_talks_nonsense_is_no_neighbour(directory: Path, stack: AsyncExitStack, said: bytes) -> None:
+async def test_who_talks_nonsense_is_no_neighbour(directory: Path, stack: AsyncExitStack, message: bytes) -> None:
     one = Worker(directory, 1)
     await started(stack, one)
     reader, writer = await asyncio.open_unix_connection(str(directory / "1.news"))
-    writer.write(said)
+    writer.write(message)
     async with asyncio.timeout(60):
         assert await reader.read() == b""
     writer.close()

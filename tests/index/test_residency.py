@@ -2,16 +2,42 @@ from __future__ import annotations
 
 import tracemalloc
 from array import array
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.announcement import BLOCK_BYTES
-from router.index import residency
+from router.index import runs
 from router.index.memory import Index, Match
-from router.index.residency import Residency
+from router.index.residency import Held, Residency
+from router.index.runs import ENDED, OPEN, UNNAMED, Runs
+from tests.native import compiled
+
+Kept = Callable[..., Held]
+
+
+@pytest.fixture(scope="module", params=["runs.py", "native.c"])
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """What makes an empty one."""
+    return Runs if request.param == "runs.py" else native(tmp_path_factory)
+
+
+def native(directories: pytest.TempPathFactory) -> Kept:
+    source = Path(runs.__file__).with_name("native.c")
+    return compiled("router.index.native", source, directories.mktemp("native")).Runs  # type: ignore[no-any-return]
+
+
+_MADE: list[Kept] = []
+
+
+def native_once(directories: pytest.TempPathFactory) -> Kept:
+    if not _MADE:
+        _MADE.append(native(directories))
+    return _MADE[0]
 
 
 def linear_depth(residency: Residency, keys: list[int]) -> int:
@@ -21,8 +47,8 @@ def linear_depth(residency: Residency, keys: list[int]) -> int:
     return depth
 
 
-def test_the_tail_goes_first_and_a_shared_head_last() -> None:
-    cache = Residency(6)
+def test_the_tail_goes_first_and_a_shared_head_last(kept: Kept) -> None:
+    cache = Residency(6, kept())
     cache.record([1, 2, 3, 4])
     cache.record([1, 2, 5, 6])
     assert (cache.depth([1, 2, 3, 4]), cache.depth([1, 2, 5, 6]), len(cache)) == (4, 4, 6)
@@ -34,15 +60,15 @@ def test_the_tail_goes_first_and_a_shared_head_last() -> None:
     assert len(cache) == 6
 
 
-def test_a_prompt_longer_than_the_pool_keeps_its_head() -> None:
-    cache = Residency(3)
+def test_a_prompt_longer_than_the_pool_keeps_its_head(kept: Kept) -> None:
+    cache = Residency(3, kept())
     cache.record([1, 2, 3, 4, 5])
     assert cache.depth([1, 2, 3, 4, 5]) == 3
     assert len(cache) == 3
 
 
-def test_a_turn_is_gone_on_with_once() -> None:
-    cache = Residency(100)
+def test_a_turn_is_gone_on_with_once(kept: Kept) -> None:
+    cache = Residency(100, kept())
     cache.record([1, 2])
     assert cache.match([1, 2]) == (2, False)  # not answered yet: who matches here shares the prompt, not its past
     cache.record([1, 2, 3], ended=True)
@@ -55,8 +81,8 @@ def test_a_turn_is_gone_on_with_once() -> None:
     assert cache.match([1, 2, 3, 4]) == (4, False)  # two ended here
 
 
-def test_a_turn_may_part_from_the_answer_in_its_midst() -> None:
-    cache = Residency(100)
+def test_a_turn_may_part_from_the_answer_in_its_midst(kept: Kept) -> None:
+    cache = Residency(100, kept())
     cache.record([1, 2])
     cache.record([1, 2, 3, 4, 5], ended=True)
     assert held(cache) == {1: False, 2: True, 3: True, 4: True, 5: True}
@@ -64,8 +90,8 @@ def test_a_turn_may_part_from_the_answer_in_its_midst() -> None:
     assert held(cache) == {1: False, 2: False, 3: False, 4: True, 5: True, 9: False}
 
 
-def test_forget_and_resize() -> None:
-    cache = Residency(100)
+def test_forget_and_resize(kept: Kept) -> None:
+    cache = Residency(100, kept())
     cache.record([1, 2, 3, 4])
     cache.forget([3, 4])
     assert cache.depth([1, 2, 3, 4]) == 2
@@ -79,28 +105,30 @@ def test_forget_and_resize() -> None:
 def held(cache: Residency) -> dict[int, bool]:
     """All blocks, and of which a conversation waits there."""
     return {
-        key: residency._state_at(run, run.start + place) == residency.ENDED
-        for run in cache._order.values()
-        for place, key in enumerate(run.keys)
+        key: state == ENDED and place >= turn
+        for _, keys, state, turn in cache._held.runs()
+        for place, key in enumerate(keys)
         if key
     }
 
 
 def consistent(cache: Residency) -> None:
     """What is kept beside the order of runs says the same as that."""
-    runs = [run for run in cache._order.values() if run.state != residency._UNNAMED]
-    assert all(run.keys for run in cache._order.values())
-    assert {run.keys[0]: id(run) for run in runs} == {key: id(run) for key, run in cache._heads.items()}
-    ends = {
-        run.keys[-1]: id(run)
-        for run in runs
-        if residency._state_at(run, run.start + len(run.keys) - 1) == residency.OPEN
-    }
-    assert {key: id(run) for key, run in cache._open.items()} == ends
-    named = [key for run in runs for key in run.keys]
-    assert cache._named == len(named) == len(set(named))
-    if cache._where is not None:
-        assert {key: id(run) for key, run in cache._where.items()} == {key: id(run) for run in runs for key in run.keys}
+    told = cache._held.runs()
+    named = [key for _, keys, state, _ in told if state != UNNAMED for key in keys]
+    assert all(keys for _, keys, _, _ in told)
+    assert len(named) == len(set(named))
+    assert len(cache) == sum(len(keys) for _, keys, _, _ in told)
+    kept = cache._held
+    if not isinstance(kept, Runs):
+        return  # to be the same as these is tested beside
+    assert kept._named == len(named)
+    there = [run for run in kept._order.values() if run.state != UNNAMED]
+    assert {run.keys[0]: id(run) for run in there} == {key: id(run) for key, run in kept._heads.items()}
+    ends = {run.keys[-1]: id(run) for run in there if run.state == OPEN and len(run.keys) > run.turn}
+    assert {key: id(run) for key, run in kept._open.items()} == ends
+    if kept._where is not None:
+        assert {key: id(run) for key, run in kept._where.items()} == {key: id(run) for run in there for key in run.keys}
 
 
 class Naive:
@@ -159,9 +187,9 @@ def keys_of(path: list[int]) -> list[int]:
 
 @given(st.integers(1, 30), st.lists(st.tuples(paths, st.booleans()), max_size=60), paths)
 def test_what_is_held_is_closed_under_prefixes_and_bounded(
-    capacity: int, requests: list[tuple[list[int], bool]], probe: list[int]
+    kept: Kept, capacity: int, requests: list[tuple[list[int], bool]], probe: list[int]
 ) -> None:
-    cache = Residency(capacity)
+    cache = Residency(capacity, kept())
     for path, ended in requests:
         cache.record(keys_of(path), ended=ended)
         assert len(cache) <= capacity
@@ -184,13 +212,12 @@ steps = st.tuples(
 
 
 @pytest.mark.parametrize("most_runs", [1, 32])
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None)
 @given(st.integers(1, 40), st.lists(steps, max_size=60))
 def test_runs_keep_the_order_that_blocks_have_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, most_runs: int, capacity: int, steps: list[tuple[str, list[int], int, bool]]
+    kept: Kept, most_runs: int, capacity: int, steps: list[tuple[str, list[int], int, bool]]
 ) -> None:
-    monkeypatch.setattr(residency, "_MOST_RUNS", most_runs)
-    cache, naive = Residency(capacity), Naive(capacity)
+    cache, naive = Residency(capacity, kept(most_runs)), Naive(capacity)
     waiting: dict[int, list[int]] = {}  # what the last prompt that ends in a block has added
     for what, path, number, partial in steps:
         keys = keys_of(path)
@@ -221,9 +248,9 @@ def test_runs_keep_the_order_that_blocks_have_one_by_one(
         st.tuples(st.lists(st.integers(0, 9), max_size=9), st.sampled_from(["record", "answer", "forget", "drop"]))
     ),
 )
-def test_names_that_are_no_hashes_do_no_harm(capacity: int, steps: list[tuple[list[int], str]]) -> None:
+def test_names_that_are_no_hashes_do_no_harm(kept: Kept, capacity: int, steps: list[tuple[list[int], str]]) -> None:
     # One name in several depths, or twice in one chain, and holes wherever the engine says.
-    cache = Residency(capacity)
+    cache = Residency(capacity, kept())
     for keys, what in steps:
         if what in ("record", "answer"):
             cache.record(keys, ended=what == "answer")
@@ -243,8 +270,8 @@ def test_names_that_are_no_hashes_do_no_harm(capacity: int, steps: list[tuple[li
     st.integers(4, 30),
     st.lists(st.tuples(paths, st.sampled_from(["record", "record", "answer", "drop"]), st.integers(0, 9)), max_size=60),
 )
-def test_what_the_engine_drops_is_not_found(capacity: int, steps: list[tuple[list[int], str, int]]) -> None:
-    cache = Residency(capacity)
+def test_what_the_engine_drops_is_not_found(kept: Kept, capacity: int, steps: list[tuple[list[int], str, int]]) -> None:
+    cache = Residency(capacity, kept())
     for path, what, which in steps:
         keys = keys_of(path)
         if what == "drop":
@@ -259,8 +286,64 @@ def test_what_the_engine_drops_is_not_found(capacity: int, steps: list[tuple[lis
         consistent(cache)
 
 
-def test_what_the_engine_dropped_is_held_again_when_it_is_used_again() -> None:
-    cache = Residency(100)
+names = st.lists(st.integers(0, 9), max_size=9)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 25),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["record", "record", "answer", "forget", "drop", "add", "evict", "clear"]),
+            st.one_of(paths.map(keys_of), names),
+            st.integers(0, 3),
+        ),
+        max_size=60,
+    ),
+)
+def test_in_c_it_is_the_same_step_by_step(
+    tmp_path_factory: pytest.TempPathFactory, most: int, room: int, steps: list[tuple[str, list[int], int]]
+) -> None:
+    ours, theirs = Runs(most), native_once(tmp_path_factory)(most)
+    for what, path, number in steps:
+        keys = array("Q", path)
+        for each in (ours, theirs):
+            if what in ("record", "answer"):
+                each.record(keys, room, what == "answer", number)
+            elif what == "forget":
+                each.forget(keys[number:])
+            elif what == "drop":
+                each.drop(keys[number:])
+            elif what == "add":
+                if keys and each.match(keys)[0] == 0:
+                    each.add(number, keys)
+            elif what == "evict":
+                each.evict(room - number)
+            elif number == 0:
+                each.clear()
+        assert theirs.runs() == ours.runs()
+        assert (len(theirs), theirs.match(keys)) == (len(ours), ours.match(keys))
+
+
+def test_in_c_it_takes_arrays_of_keys_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    make = native_once(tmp_path_factory)
+    held, keys = make(), array("Q", [1])
+    for wrong in ([1], b"12345678", array("q", [1]), array("I", [1]), 1):
+        with pytest.raises((TypeError, BufferError)):
+            held.match(wrong)  # type: ignore[arg-type]
+    for arguments in ((keys, 0, False, 0), (keys, 1, False), (keys, 1, False, 0, 0)):
+        with pytest.raises((TypeError, ValueError)):
+            held.record(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one"):
+        held.add(0, array("Q"))
+    with pytest.raises(ValueError, match="at least one"):
+        make(0)
+    assert (len(held), held.runs()) == (0, [])
+
+
+def test_what_the_engine_dropped_is_held_again_when_it_is_used_again(kept: Kept) -> None:
+    cache = Residency(100, kept())
     cache.record([1, 2, 3, 4, 5])
     cache.record([1, 2, 8, 9])
     cache.drop([4])
@@ -273,8 +356,8 @@ def test_what_the_engine_dropped_is_held_again_when_it_is_used_again() -> None:
     consistent(cache)
 
 
-def test_a_few_runs_are_all_that_is_kept_of_long_conversations() -> None:
-    cache = Residency(100_000)
+def test_a_few_runs_are_all_that_is_kept_of_long_conversations(kept: Kept) -> None:
+    cache = Residency(100_000, kept())
     system = list(range(1, 200))
     for turn in range(1, 20):
         for conversation in range(1, 11):
@@ -282,11 +365,11 @@ def test_a_few_runs_are_all_that_is_kept_of_long_conversations() -> None:
             keys = system + list(range(begin, begin + turn * 100))
             cache.record(keys)
             cache.record([*keys, begin + turn * 100], ended=True)
-    assert len(cache._order) <= 12
+    assert len(cache._held.runs()) <= 12
 
 
-def test_what_is_presumed_goes_first_its_tails_before_its_heads() -> None:
-    cache = Residency(8)
+def test_what_is_presumed_goes_first_its_tails_before_its_heads(kept: Kept) -> None:
+    cache = Residency(8, kept())
     # 1 - 2 - 3 - 4, and 5 from 2 on; nothing leads to 77.
     cache.presume([(1, None), (2, 1), (3, 2), (4, 3), (5, 2), (77, 76)])
     assert (len(cache), cache.depth([1, 2, 3, 4]), cache.depth([1, 2, 5])) == (5, 4, 3)
@@ -296,8 +379,8 @@ def test_what_is_presumed_goes_first_its_tails_before_its_heads() -> None:
     assert (cache.depth([1, 2, 11]), cache.depth([1, 2, 3]), cache.depth([6, 7, 8, 9, 10])) == (3, 2, 5)
 
 
-def test_what_a_sibling_recorded_since_is_not_forgotten() -> None:
-    cache = Residency(100)
+def test_what_a_sibling_recorded_since_is_not_forgotten(kept: Kept) -> None:
+    cache = Residency(100, kept())
     cache.record([1, 2, 3, 4])
     cache.record([1, 2, 3, 9, 10])
     cache.forget([3, 4])  # the first was refused: only its own tail goes
@@ -313,8 +396,8 @@ def test_what_a_sibling_recorded_since_is_not_forgotten() -> None:
 @given(
     st.lists(st.tuples(paths, st.sampled_from(["record", "answer", "forget"]), st.integers(0, 9)), max_size=40), paths
 )
-def test_forgetting_leaves_no_hole(steps: list[tuple[list[int], str, int]], probe: list[int]) -> None:
-    cache = Residency(1000)
+def test_forgetting_leaves_no_hole(kept: Kept, steps: list[tuple[list[int], str, int]], probe: list[int]) -> None:
+    cache = Residency(1000, kept())
     added: list[list[int]] = []
     for path, what, which in steps:
         keys = keys_of(path)
@@ -358,8 +441,8 @@ def test_5000_distinct_prompts_stay_within_the_pool() -> None:
     assert index.blocks("a") == 1000
 
 
-def test_a_block_that_is_not_full_takes_room_while_the_request_runs() -> None:
-    cache = Residency(4)
+def test_a_block_that_is_not_full_takes_room_while_the_request_runs(kept: Kept) -> None:
+    cache = Residency(4, kept())
     cache.record([1, 2, 3, 4])
     assert cache.depth([1, 2, 3, 4]) == 4
     cache.record([1, 2, 3, 4], partial=True)
@@ -368,8 +451,8 @@ def test_a_block_that_is_not_full_takes_room_while_the_request_runs() -> None:
     assert (cache.depth([1, 2, 3]), cache.depth([5]), len(cache)) == (2, 1, 3)
 
 
-def test_blocks_of_no_known_name_take_room_and_are_never_found() -> None:
-    cache = Residency(6)
+def test_blocks_of_no_known_name_take_room_and_are_never_found(kept: Kept) -> None:
+    cache = Residency(6, kept())
     cache.record([1, 2, 3])
     cache.record([7, 8], ended=True, beyond=2)
     assert len(cache) == 6  # 3 was the oldest tail
@@ -384,11 +467,11 @@ def test_blocks_of_no_known_name_take_room_and_are_never_found() -> None:
 
 @pytest.mark.parametrize("own", [1, 8, 200])
 @pytest.mark.parametrize("ended", [False, True])
-def test_no_block_takes_more_than_is_told_at_the_start(own: int, ended: bool) -> None:
+def test_no_block_takes_more_than_is_told_at_the_start(kept: Kept, own: int, ended: bool) -> None:
     chance, blocks = Random(own), 20_000
     tracemalloc.start()
     try:
-        cache = Residency(blocks)
+        cache = Residency(blocks, kept())
         for _ in range(3 * blocks // own):
             keys = array("Q", [7, *(chance.getrandbits(64) for _ in range(own))])
             cache.record(keys)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-import sysconfig
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +12,7 @@ from hypothesis import strategies as st
 
 import router.prompt.blocks as hashing
 from router.prompt.blocks import Extra, Hasher
+from tests.native import compiled
 
 SOURCE = Path(hashing.__file__).with_name("digests.c")
 
@@ -28,29 +25,7 @@ IDS = st.one_of(
 
 @pytest.fixture(scope="module")
 def sha256(tmp_path_factory: pytest.TempPathFactory) -> Sha256:
-    """digests.c, compiled as strictly as the compiler can."""
-    at = tmp_path_factory.mktemp("digests") / f"digests{sysconfig.get_config_var('EXT_SUFFIX')}"
-    include = sysconfig.get_path("include")
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", f"-I{include}"]
-    if sys.platform == "darwin":
-        command += ["-undefined", "dynamic_lookup"]
-    try:
-        subprocess.run([*command, str(SOURCE), "-o", str(at), "-lcrypto"], check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no C compiler")
-    except subprocess.CalledProcessError as error:
-        if (
-            "Python.h: No such" in error.stderr
-            or "openssl/sha.h: No such" in error.stderr
-            or "-lcrypto" in error.stderr
-        ):
-            pytest.skip("there are no headers of Python or of OpenSSL")
-        raise AssertionError(error.stderr) from None
-    spec = importlib.util.spec_from_file_location("router.prompt.digests", at)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = compiled("router.prompt.digests", SOURCE, tmp_path_factory.mktemp("digests"), "crypto")
     return module.sha256  # type: ignore[no-any-return]
 
 
