@@ -245,9 +245,11 @@ class Row:
     def _keep(self, link: Link | None, last: Link, added: list[Link]) -> None:
         """Keep the links that were added to `link`, of which the deepest is `last`."""
         links = self._memo.links
-        last.used = link.used if link is not None else links.written
+        used = link.used if link is not None else links.written
+        for each in added:
+            each.used = used
         # A piece goes before what it follows, or soon behind it, so whoever is kept has all that it stands on.
-        if links.written - last.used > links.limit // _USED_AGAIN:
+        if links.written - used > links.limit // _USED_AGAIN:
             path = []
             for each in last.path():
                 each.used = links.written  # others will go on from here, too
