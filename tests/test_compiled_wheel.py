@@ -29,6 +29,11 @@ def build() -> ModuleType:
 def test_what_is_to_be_compiled_is_there(build: ModuleType) -> None:
     assert [name for name in build.HOT if not (CHECKOUT / name).is_file()] == []
     assert len(set(build.HOT)) == len(build.HOT)
+    for name in build.NATIVE:
+        source = CHECKOUT / name
+        assert source.is_file()
+        assert source.with_suffix(".pyi").is_file()
+        assert not source.with_suffix(".py").exists()  # it would be the same module
 
 
 def test_what_gives_other_threads_a_turn_stays_interpreted(build: ModuleType) -> None:
