@@ -249,14 +249,12 @@ class Row:
         for each in added:
             each.used = used
         # A piece goes before what it follows, or soon behind it, so whoever is kept has all that it stands on.
+        path: list[bytes] = []
         if links.written - used > links.limit // _USED_AGAIN:
-            path = []
             for each in last.path():
                 each.used = links.written  # others will go on from here, too
                 path.append(each.key)
-        elif added:
-            path = []
-        else:
+        elif not added:
             return
         links.put_all([(each.key, each, each.weight) for each in reversed(added)], path)
 

@@ -21,23 +21,16 @@ Kept = Callable[..., Held]
 
 
 @pytest.fixture(scope="module", params=["runs.py", "native.c"])
-def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+def kept(request: pytest.FixtureRequest) -> Kept:
     """What makes an empty one."""
-    return Runs if request.param == "runs.py" else native(tmp_path_factory)
+    return Runs if request.param == "runs.py" else request.getfixturevalue("native")  # type: ignore[no-any-return]
 
 
-def native(directories: pytest.TempPathFactory) -> Kept:
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     source = Path(runs.__file__).with_name("native.c")
-    return compiled("router.index.native", source, directories.mktemp("native")).Runs  # type: ignore[no-any-return]
-
-
-_MADE: list[Kept] = []
-
-
-def native_once(directories: pytest.TempPathFactory) -> Kept:
-    if not _MADE:
-        _MADE.append(native(directories))
-    return _MADE[0]
+    directory = tmp_path_factory.mktemp("native")
+    return compiled("router.index.native", source, directory).Runs  # type: ignore[no-any-return]
 
 
 def linear_depth(residency: Residency, keys: list[int]) -> int:
@@ -303,9 +296,9 @@ names = st.lists(st.integers(0, 9), max_size=9)
     ),
 )
 def test_in_c_it_is_the_same_step_by_step(
-    tmp_path_factory: pytest.TempPathFactory, most: int, room: int, steps: list[tuple[str, list[int], int]]
+    native: Kept, most: int, room: int, steps: list[tuple[str, list[int], int]]
 ) -> None:
-    ours, theirs = Runs(most), native_once(tmp_path_factory)(most)
+    ours, theirs = Runs(most), native(most)
     for what, path, number in steps:
         keys = array("Q", path)
         for each in (ours, theirs):
@@ -326,9 +319,8 @@ def test_in_c_it_is_the_same_step_by_step(
         assert (len(theirs), theirs.match(keys)) == (len(ours), ours.match(keys))
 
 
-def test_in_c_it_takes_arrays_of_keys_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
-    make = native_once(tmp_path_factory)
-    held, keys = make(), array("Q", [1])
+def test_in_c_it_takes_arrays_of_keys_alone(native: Kept) -> None:
+    held, keys = native(), array("Q", [1])
     for wrong in ([1], b"12345678", array("q", [1]), array("I", [1]), 1):
         with pytest.raises((TypeError, BufferError)):
             held.match(wrong)  # type: ignore[arg-type]
@@ -338,7 +330,7 @@ def test_in_c_it_takes_arrays_of_keys_alone(tmp_path_factory: pytest.TempPathFac
     with pytest.raises(ValueError, match="at least one"):
         held.add(0, array("Q"))
     with pytest.raises(ValueError, match="at least one"):
-        make(0)
+        native(0)
     assert (len(held), held.runs()) == (0, [])
 
 
